@@ -1,0 +1,1 @@
+"""Linear extreme classifiers side by side: the same vectors, the same machine, one process per measurement."""

@@ -1,0 +1,74 @@
+"""hf_xmc: its linear rankers, one setting per method."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from .worker_common import Predict, load_matrix, serve
+
+WARM_UP_DOCUMENTS = 500
+
+
+# ---- The calls to hf_xmc: everything that depends on its interface is in these two functions. ----
+
+
+def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int, setting: str) -> dict[str, Any]:
+    """Builds the tree, trains the ranker and saves both."""
+    from hf_xmc.features import Features
+    from hf_xmc.training.ranker_training import RankerTrainingArguments, build_tree, train_ranker
+
+    start = time.perf_counter()
+    arguments = RankerTrainingArguments.from_method(setting, num_threads=threads)
+    inputs = Features(sparse=features, dense=None)
+    tree = build_tree(inputs, labels, arguments)
+    tree_s = time.perf_counter() - start
+    ranker = train_ranker(inputs, labels, tree, arguments)
+    fit_s = time.perf_counter() - start
+    ranker.save_pretrained(model)
+    return {"tree_s": tree_s, "fit_s": fit_s, "tree": [int(size) for size in tree.level_sizes]}
+
+
+def load(model: str, threads: int, setting: str) -> Predict:
+    """Loads the ranker as a user does."""
+    from hf_xmc.features import Features
+    from hf_xmc.linear_ranker import LinearRanker
+
+    ranker = LinearRanker.from_pretrained(model)
+
+    def predict(features: sp.csr_matrix, top_k: int) -> np.ndarray:
+        return ranker.predict(Features(sparse=features, dense=None), top_k=top_k, num_threads=threads)[1]
+
+    return predict
+
+
+# ---- The rest follows the protocol. ----
+
+
+def setup(work: str, model: str, threads: int, setting: str) -> None:
+    """Fills the compiler's cache on disk with a small training and prediction; the report says how long that took."""
+    features, labels = load_matrix(work, "X.trn")[:WARM_UP_DOCUMENTS], load_matrix(work, "Y.trn")[:WARM_UP_DOCUMENTS]
+    folder = model + ".warm-up"
+    fit(features, labels, folder, threads, setting)
+    predict = load(folder, threads, setting)
+    predict(features, 20)
+    predict(features[0], 10)
+    shutil.rmtree(folder)
+
+
+def train(work: str, model: str, threads: int, setting: str) -> dict[str, Any]:
+    """Trains on the prepared vectors."""
+    return fit(load_matrix(work, "X.trn"), load_matrix(work, "Y.trn"), model, threads, setting)
+
+
+def top_ids(result: np.ndarray, top_k: int) -> np.ndarray:
+    """The ids come best first, with -1 where there are fewer."""
+    return result[:, :top_k]
+
+
+if __name__ == "__main__":
+    serve("hf_xmc.linear_ranker", train=train, load=load, top_ids=top_ids, setup=setup)

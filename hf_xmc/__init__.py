@@ -1,0 +1,91 @@
+"""
+Extreme multi-label text classification in the Hugging Face ecosystem.
+
+Importing the package registers its classes with `AutoConfig`, `AutoModel` and `AutoModelForSequenceClassification`, and
+the pipeline task `extreme-text-classification`. What trains a model is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from .configuration_xmc import XMCConfig
+from .modeling_xmc import XMCForTextClassification
+from .pipeline_xmc import ExtremeTextClassificationPipeline
+
+if TYPE_CHECKING:
+    from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
+    from .evaluation import XMCMetrics
+    from .features import Features
+    from .label_tree import LabelTree
+    from .labels import Labels
+    from .linear_ranker import LinearRanker
+    from .tfidf import TfidfFeaturizer
+    from .training.trainer import XMCTrainer
+    from .training.training_args import XMCTrainingArguments
+
+__version__ = "0.1.0"
+
+TASK = "extreme-text-classification"
+
+_LAZY = {
+    "Features": "features",
+    "LabelTree": "label_tree",
+    "Labels": "labels",
+    "LinearRanker": "linear_ranker",
+    "TfidfFeaturizer": "tfidf",
+    "XMCMetrics": "evaluation",
+    "XMCTrainer": "training.trainer",
+    "XMCTrainingArguments": "training.training_args",
+    "load_label_texts": "data",
+    "load_sample": "data",
+    "load_xmc_dataset": "data",
+    "prepare_dataset": "data",
+}
+
+__all__ = [
+    "ExtremeTextClassificationPipeline",
+    "Features",
+    "LabelTree",
+    "Labels",
+    "LinearRanker",
+    "TfidfFeaturizer",
+    "XMCConfig",
+    "XMCForTextClassification",
+    "XMCMetrics",
+    "XMCTrainer",
+    "XMCTrainingArguments",
+    "load_label_texts",
+    "load_sample",
+    "load_xmc_dataset",
+    "prepare_dataset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register() -> None:
+    AutoConfig.register(XMCConfig.model_type, XMCConfig, exist_ok=True)
+    for auto_class in (AutoModel, AutoModelForSequenceClassification):
+        auto_class.register(XMCConfig, XMCForTextClassification, exist_ok=True)
+    if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
+        PIPELINE_REGISTRY.register_pipeline(
+            TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text"
+        )
+
+
+_register()

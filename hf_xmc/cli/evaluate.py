@@ -1,0 +1,72 @@
+"""`hf-xmc evaluate`: measures a model on documents with labels."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from ..evaluation import XMCMetrics, format_by_frequency, format_metrics
+from ..files import write_json
+from ..modeling_xmc import XMCForTextClassification
+from ..training.prediction import BATCH_SIZE, evaluate_model
+from .arguments import load_split, parse_mapping
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-xmc evaluate",
+        description="Prints the metrics of a model in percent and writes them, as fractions, to a JSON file.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
+    parser.add_argument("data", metavar="DATA", help="folder, file or Hub id of the data; `sample` is the bundled set")
+    parser.add_argument("--split", help="split of the data; `test` by default, except of a single file")
+    parser.add_argument("--output", help="JSON file; by default SPLIT_results.json in the model's folder")
+    parser.add_argument("--column-mapping", type=parse_mapping, help='JSON: {"title": "text", "subjects": "labels"}')
+    parser.add_argument("--label-delimiter", help="what separates labels in a string column")
+    parser.add_argument("--ks", type=int, nargs="+", help="lengths of the ranking to measure at")
+    parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="documents in memory at a time")
+    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
+    return parser
+
+
+def run(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    args = make_parser().parse_args(argv)
+    split = args.split or (None if os.path.isfile(args.data) else "test")
+    dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
+    model = XMCForTextClassification.from_pretrained(args.model)
+    start = time.perf_counter()
+    with tqdm(total=len(dataset), desc="predict") as bar:
+        metrics = evaluate_model(
+            model,
+            dataset,
+            args.ks,
+            args.beam_size,
+            args.batch_size,
+            args.num_threads,
+            lambda stage, done, total: bar.update(done - bar.n) and None,
+        )
+    name = f"{split or 'eval'}_results.json"
+    path = args.output or (os.path.join(args.model, name) if os.path.isdir(args.model) else name)
+    facts = {"model": args.model, "dataset": args.data, "split": split, "seconds": time.perf_counter() - start}
+    write_results(metrics, path, facts)
+
+
+def write_results(metrics: XMCMetrics, path: str, facts: Mapping[str, Any]) -> None:
+    """Prints the tables and writes them and `facts` to a JSON file."""
+    values = metrics.compute()
+    content: dict[str, Any] = {**facts, "documents": metrics.documents, "metrics": values}
+    print(f"\n{format_metrics(values)}\n")
+    if metrics.counts is not None:
+        content["by_frequency"] = metrics.by_frequency()
+        k = 5 if 5 in metrics.ks else metrics.ks[-1]
+        print(f"{format_by_frequency(content['by_frequency'], k=k)}\n")
+    write_json(path, content)
+    print(f"{metrics.documents:,} documents in {facts['seconds']:.1f} s; written to {path}.")

@@ -1,0 +1,46 @@
+"""`hf-xmc train`: trains a model as a recipe says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from ..data import load_label_texts
+from ..training.prediction import evaluate_model
+from ..training.trainer import XMCTrainer
+from ..training.training_args import XMCTrainingArguments
+from .arguments import DataArguments, RecipeParser
+from .evaluate import write_results
+
+DESCRIPTION = """
+Trains a model and saves it into --output_dir; with --eval_split also measures it. Options come from the recipe and from
+flags of the same names, which win: hf-xmc train --config recipe.yaml --dataset PATH --output_dir my-tagger
+"""
+
+
+def make_parser() -> RecipeParser:
+    """The parser of the command."""
+    return RecipeParser([DataArguments, XMCTrainingArguments], prog="hf-xmc train", description=DESCRIPTION)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    data, args = make_parser().parse(argv)
+    train_dataset = data.load(data.train_split)
+    # Read before the work begins: a missing split should not come to light hours later.
+    eval_dataset = data.load(data.eval_split) if data.eval_split else None
+    trainer = XMCTrainer(
+        args=args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        label_texts=load_label_texts(data.dataset) if data.label_texts else None,
+    )
+    trainer.train()
+    print(f"The model is in {args.output_dir}.")
+    if eval_dataset is not None:
+        start = time.perf_counter()
+        metrics = evaluate_model(trainer.model, eval_dataset, args.eval_ks, num_threads=args.num_threads)
+        path = os.path.join(args.output_dir, f"{data.eval_split}_results.json")
+        facts = {"dataset": data.dataset, "split": data.eval_split, "seconds": time.perf_counter() - start}
+        write_results(metrics, path, facts)

@@ -1,0 +1,280 @@
+"""Bringing any `datasets.Dataset` into the columns the rest of the library reads."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, Features, List, Value, concatenate_datasets
+from scipy.sparse import csr_matrix
+
+from .vectors import check_rows
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("text", "feature_ids", "feature_values", "labels")
+_BATCH_SIZE = 10_000
+# Column indices of scipy matrices are 32-bit wherever possible; more features have no use.
+_MAX_FEATURES = 2**31 - 1
+
+
+def prepare_dataset(
+    dataset: Dataset,
+    column_mapping: Mapping[str, str] | None = None,
+    label_delimiter: str | None = None,
+    require_labels: bool = True,
+) -> Dataset:
+    """
+    Renames, checks and converts the columns of a dataset; all others are left out.
+
+    The result has `text` (strings; a missing text becomes an empty one), or `feature_ids` and `feature_values` (lists
+    of integers and of floats), or all three, and `labels` (lists of strings or integers; a missing list means none).
+    Only columns that need a change are rewritten: texts stay memory-mapped where they are.
+
+    Args:
+        dataset (`datasets.Dataset`):
+            Documents with labels as lists of strings, lists of integers, lists of `ClassLabel` (replaced by their
+            names) or one delimited string per document.
+        column_mapping (`Mapping[str, str]`, *optional*):
+            The dataset's column → one of `text`, `labels`, `feature_ids`, `feature_values`.
+        label_delimiter (`str`, *optional*):
+            What separates the labels of a string column. Blanks around a label are cut off.
+        require_labels (`bool`, *optional*, defaults to `True`):
+            Whether a dataset without a `labels` column is an error. Prediction needs none.
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"Expected a `datasets.Dataset`, got {type(dataset).__name__}. Pass one split of it.")
+    dataset = _rename(dataset, dict(column_mapping or {}))
+    columns = dataset.column_names
+    if "text" not in columns and not {"feature_ids", "feature_values"} <= set(columns):
+        raise ValueError(_missing("text", columns))
+    if "labels" not in columns and require_labels:
+        raise ValueError(_missing("labels", columns))
+    dataset = dataset.select_columns([name for name in COLUMNS if name in columns])
+    if len(dataset) == 0:
+        raise ValueError("The dataset holds no documents. Check the file or the filter it comes from.")
+    for name in ("feature_ids", "feature_values"):
+        if name in columns:
+            _check_feature_type(dataset, name)
+    if "text" in columns:
+        dataset = _prepare_text(dataset)
+    if "labels" in columns:
+        dataset = _prepare_labels(dataset, label_delimiter)
+    return dataset
+
+
+def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
+    for source, target in mapping.items():
+        if target not in COLUMNS:
+            turned = source in COLUMNS and target in dataset.column_names
+            way_out = f"Write it the other way round: {{{target!r}: {source!r}}}." if turned else ""
+            raise ValueError(
+                f"`column_mapping` maps `{source}` to `{target}`, but the targets there are {', '.join(COLUMNS)}. "
+                + way_out
+            )
+        if source not in dataset.column_names:
+            raise ValueError(f"`column_mapping` names `{source}`. {_missing(source, dataset.column_names)}")
+    targets = list(mapping.values())
+    for target in targets:
+        if targets.count(target) > 1:
+            sources = ", ".join(f"`{s}`" for s, t in mapping.items() if t == target)
+            raise ValueError(f"`column_mapping` maps {sources} to `{target}`: join these columns into one first.")
+    # A mapped column takes the place of one that had the name before.
+    replaced = [name for name in targets if name in dataset.column_names and name not in mapping]
+    return dataset.remove_columns(replaced).rename_columns(mapping)
+
+
+def _missing(wanted: str, columns: list[str]) -> str:
+    close = difflib.get_close_matches(wanted, columns, n=1, cutoff=0.5)
+    hint = f" Did you mean `{close[0]}`?" if close else ""
+    message = f"There is no column `{wanted}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
+    if wanted not in COLUMNS:
+        return message
+    example = close[0] if close else "your column"
+    return f'{message} Name the column to use with column_mapping={{"{example}": "{wanted}"}}.'
+
+
+def _arrow_type(dataset: Dataset, column: str) -> pa.DataType:
+    return dataset.data.schema.field(column).type
+
+
+def _item_type(kind: pa.DataType) -> pa.DataType | None:
+    """Type of the items of a list type, `None` for any other type."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return kind.value_type
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _check_feature_type(dataset: Dataset, column: str) -> None:
+    kind = _arrow_type(dataset, column)
+    item = _item_type(kind)
+    integers = column == "feature_ids"
+    if item is None or not (pa.types.is_integer(item) or (pa.types.is_floating(item) and not integers)):
+        wanted = "integers" if integers else "floats"
+        raise TypeError(f"Column `{column}` is of type {kind}: a list of {wanted} is needed for each document.")
+
+
+def _prepare_text(dataset: Dataset) -> Dataset:
+    kind = _arrow_type(dataset, "text")
+    if pa.types.is_null(kind) or (_is_text(kind) and dataset.data.column("text").null_count):
+        return _convert(dataset, "text", _fill_text, Value("string"))
+    if not _is_text(kind):
+        raise TypeError(
+            f"Column `text` is of type {kind}: one string is needed for each document. Convert it with `dataset.map`."
+        )
+    return dataset
+
+
+def _prepare_labels(dataset: Dataset, delimiter: str | None) -> Dataset:
+    kind = _arrow_type(dataset, "labels")
+    item = _item_type(kind)
+    feature = dataset.features["labels"]
+    names = getattr(getattr(feature, "feature", None), "names", None)
+    if names is not None:
+        return _convert(dataset, "labels", _name_classes, List(Value("string")), names=list(names))
+    if item is not None and (_is_text(item) or pa.types.is_integer(item) or pa.types.is_null(item)):
+        return dataset
+    if item is None and (_is_text(kind) or pa.types.is_integer(kind)) and not hasattr(feature, "names"):
+        if not delimiter:
+            raise ValueError(
+                f"Column `labels` holds one {kind} per document, such as {dataset[0]['labels']!r}. "
+                "Say what separates the labels with `label_delimiter`, or make it a column of lists."
+            )
+        return _convert(dataset, "labels", _split_labels, List(Value("string")), delimiter=delimiter)
+    raise TypeError(
+        f"Column `labels` is of type {kind}: a list of strings, integers or `ClassLabel`, or a delimited string, is "
+        "needed for each document. Convert it with `dataset.map` or `dataset.cast_column`."
+    )
+
+
+def _convert(dataset: Dataset, column: str, function: Any, feature: Any, **options) -> Dataset:
+    """Rewrites one column batch by batch and puts it beside the others."""
+    changed = dataset.select_columns([column]).with_format("arrow")
+    changed = changed.map(
+        function,
+        batched=True,
+        batch_size=_BATCH_SIZE,
+        features=Features({column: feature}),
+        fn_kwargs=options,
+        desc=f"Converting {column}",
+    ).with_format(None)
+    others = [name for name in dataset.column_names if name != column]
+    if not others:
+        return changed
+    return concatenate_datasets(
+        [dataset.select_columns(others).with_format(None), changed], axis=1, split=dataset.split
+    )
+
+
+def _fill_text(table: pa.Table) -> pa.Table:
+    return pa.table({"text": table.column("text").cast(pa.string()).fill_null("")})
+
+
+def _name_classes(table: pa.Table, names: list[str]) -> pa.Table:
+    offsets, values = _flat(table.column("labels"))
+    codes = values.to_numpy(zero_copy_only=False)
+    if values.null_count or (len(codes) and not (0 <= codes.min() and codes.max() < len(names))):
+        raise ValueError(f"Column `labels` holds class numbers outside 0 to {len(names) - 1}.")
+    named = pa.array(names, pa.string()).take(values)
+    return pa.table({"labels": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), named)})
+
+
+def _split_labels(table: pa.Table, delimiter: str) -> pa.Table:
+    column = table.column("labels").cast(pa.string()).fill_null("")
+    offsets, values = _flat(pc.split_pattern(column, delimiter))
+    values = pc.utf8_trim_whitespace(values)
+    keep = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+    kept = np.concatenate([[0], np.cumsum(keep)])[offsets]
+    return pa.table({"labels": pa.ListArray.from_arrays(pa.array(kept, pa.int32()), values.filter(pa.array(keep)))})
+
+
+def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """Offsets (from 0) and items of a list column; a missing list is an empty one."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), array.flatten()
+
+
+def feature_matrix(dataset: Dataset, num_features: int | None = None) -> csr_matrix:
+    """
+    Builds the document × feature matrix of a dataset of vectors.
+
+    Args:
+        dataset (`datasets.Dataset`):
+            Documents with the columns `feature_ids` and `feature_values`. Ids of a document may come in any order;
+            an id twice in a document, a negative id, NaN or infinity is an error that names the row.
+        num_features (`int`, *optional*):
+            Number of columns. Features beyond it are left out (as words that a vocabulary lacks are) and a warning
+            says how many. By default one more than the largest id.
+
+    Returns:
+        `scipy.sparse.csr_matrix`: float32 with sorted indices.
+    """
+    for name in ("feature_ids", "feature_values"):
+        if name not in dataset.column_names:
+            raise ValueError(_missing(name, dataset.column_names))
+        _check_feature_type(dataset, name)
+    lengths = [np.diff(offsets) for _, offsets, _, _ in _vector_batches(dataset)]
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([[], *lengths]), dtype=np.int64)])
+    indices = np.empty(indptr[-1], np.int64 if indptr[-1] > np.iinfo(np.int32).max else np.int32)
+    data = np.empty(indptr[-1], np.float32)
+    for start, offsets, ids, values in _vector_batches(dataset):
+        ids, values = check_rows(offsets, ids, values, partial(_place, start), _MAX_FEATURES)
+        part = slice(indptr[start], indptr[start] + len(ids))
+        indices[part], data[part] = ids, values
+    width = int(indices.max()) + 1 if len(indices) else 0
+    if num_features is None:
+        return csr_matrix((data, indices, indptr), shape=(len(dataset), max(width, 1)))
+    if width > num_features:
+        known = indices < num_features
+        logger.warning(
+            "%d of %d feature values have an id of %d or more and are left out.",
+            len(known) - known.sum(),
+            len(known),
+            num_features,
+        )
+        indptr = np.concatenate([[0], np.cumsum(known, dtype=np.int64)])[indptr]
+        indices, data = indices[known], data[known]
+    return csr_matrix((data, indices, indptr), shape=(len(dataset), num_features))
+
+
+def _place(start: int, row: int) -> str:
+    return f"Row {start + row} of the dataset"
+
+
+def _vector_batches(dataset: Dataset) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields (first row, offsets, feature ids, float32 values)."""
+    start = 0
+    columns = dataset.select_columns(["feature_ids", "feature_values"]).with_format("arrow")
+    for table in columns.iter(batch_size=_BATCH_SIZE):
+        offsets, ids = _flat(table.column("feature_ids"))
+        value_offsets, values = _flat(table.column("feature_values"))
+        if not np.array_equal(offsets, value_offsets):
+            row = int(np.argmax(np.diff(offsets) != np.diff(value_offsets)))
+            raise ValueError(
+                f"{_place(start, row)} has {offsets[row + 1] - offsets[row]} feature ids but "
+                f"{value_offsets[row + 1] - value_offsets[row]} feature values. Both lists must be equally long."
+            )
+        for name, items in (("id", ids), ("value", values)):
+            if items.null_count:
+                entry = int(np.argmax(items.is_null().to_numpy(zero_copy_only=False)))
+                row = int(np.searchsorted(offsets, entry, side="right")) - 1
+                raise ValueError(f"{_place(start, row)} has a missing feature {name}. Remove that feature.")
+        with np.errstate(over="ignore"):
+            numbers = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        yield start, offsets, ids.to_numpy(zero_copy_only=False).astype(np.int64, copy=False), numbers
+        start += len(offsets) - 1

@@ -1,0 +1,154 @@
+"""Tables and a plot of what [`XMCMetrics`] computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..files import atomic_write
+
+_BUCKET_METRICS = ("recall", "precision", "coverage", "contribution")
+
+
+def format_metrics(metrics: Mapping[str, float], *, markdown: bool = False, digits: int = 2) -> str:
+    """
+    Table in percent of the metrics, one row per metric and one column per k.
+
+    Args:
+        metrics (`Mapping[str, float]`):
+            Result of [`XMCMetrics.compute`]: fractions by names such as `"P@5"`.
+        markdown (`bool`, *optional*, defaults to `False`):
+            Whether to write a Markdown table; aligned text otherwise.
+        digits (`int`, *optional*, defaults to 2):
+            Digits after the point.
+
+    """
+    cells: dict[str, dict[int, float]] = {}
+    for key, value in metrics.items():
+        name, at, k = key.rpartition("@")
+        if not (at and name and k.isdigit()):
+            raise ValueError(f"`{key}` is not a metric at k such as `P@5`. Pass the result of `XMCMetrics.compute()`.")
+        cells.setdefault(name, {})[int(k)] = value
+    if not cells:
+        raise ValueError("There are no metrics to format. Pass the result of `XMCMetrics.compute()`.")
+    ks = sorted({k for row in cells.values() for k in row})
+    header = ["%", *(f"@{k}" for k in ks)]
+    rows = [[name, *(_percent(row.get(k), digits) for k in ks)] for name, row in cells.items()]
+    return _table(header, rows, markdown)
+
+
+def format_by_frequency(
+    rows: Sequence[Mapping[str, Any]], *, k: int = 5, markdown: bool = False, digits: int = 2
+) -> str:
+    """
+    Table of the results by label frequency: one row per bucket, shares in percent.
+
+    Args:
+        rows (`Sequence[Mapping[str, Any]]`):
+            Result of [`XMCMetrics.by_frequency`].
+        k (`int`, *optional*, defaults to 5):
+            Length of the ranking.
+        markdown (`bool`, *optional*, defaults to `False`):
+            Whether to write a Markdown table; aligned text otherwise.
+        digits (`int`, *optional*, defaults to 2):
+            Digits after the point.
+
+    """
+    _check_buckets(rows, k)
+    header = [
+        "training documents",
+        "labels",
+        "true labels",
+        "positives",
+        *(f"{name}@{k} %" for name in _BUCKET_METRICS),
+    ]
+    lines = [
+        [str(row["bucket"]), *(f"{row[name]:,}" for name in ("labels", "true_labels", "positives"))]
+        + [_percent(row[f"{name}@{k}"], digits) for name in _BUCKET_METRICS]
+        for row in rows
+    ]
+    return _table(header, lines, markdown)
+
+
+def plot_by_frequency(
+    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, k: int = 5, title: str | None = None
+) -> None:
+    """
+    Writes a PNG picture of recall, precision and coverage by label frequency.
+
+    Args:
+        rows (`Sequence[Mapping[str, Any]]`):
+            Result of [`XMCMetrics.by_frequency`].
+        path (`str` or `os.PathLike`):
+            File to write.
+        k (`int`, *optional*, defaults to 5):
+            Length of the ranking.
+        title (`str`, *optional*):
+            Text above the picture.
+
+    """
+    _check_buckets(rows, k)
+    try:
+        # Not pyplot: it would choose a backend and keep the figure for the whole process.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "`plot_by_frequency` needs matplotlib, which is not installed: pip install matplotlib."
+        ) from error
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{name}@{k}" for name in ("recall", "precision", "coverage")]
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        shown = [(j, row[name]) for j, row in enumerate(rows) if row[name] is not None]
+        places = [j + (i - (len(names) - 1) / 2) * width for j, _ in shown]
+        axes.bar(places, [100 * value for _, value in shown], width, label=name)
+    axes.set_xticks(range(len(rows)), [f"{row['bucket']}\n{row['true_labels']:,} labels" for row in rows])
+    axes.set_xlabel("training documents of a label, and how many such labels occur in the truth")
+    axes.set_ylabel("%")
+    axes.set_ylim(0, 100)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)  # never over a bar
+    if title:
+        axes.set_title(title)
+    with atomic_write(path) as temporary:
+        # The version of matplotlib in the file would make equal pictures differ.
+        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+
+
+def _check_buckets(rows: Sequence[Mapping[str, Any]], k: int) -> None:
+    """Raises where the rows have no results at k."""
+    if not rows:
+        raise ValueError("There are no buckets to show. Pass the result of `XMCMetrics.by_frequency()`.")
+    if f"recall@{k}" not in rows[0]:
+        known = ", ".join(key.removeprefix("recall@") for key in rows[0] if key.startswith("recall@"))
+        raise ValueError(
+            f"There are no results for k = {k} (there are: {known or 'none'}). Add it to the `ks` of XMCMetrics."
+        )
+
+
+def _percent(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{100 * value:.{digits}f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> str:
+    """Aligned columns: the first to the left, numbers to the right."""
+    if markdown:
+        header, *rows = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    if markdown:
+        widths = [max(width, 3) for width in widths]
+    lines = [
+        [
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in (header, *rows)
+    ]
+    if not markdown:
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))

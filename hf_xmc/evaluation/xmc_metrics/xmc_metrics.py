@@ -1,0 +1,101 @@
+"""Metrics of extreme multi-label classification for the `evaluate` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import datasets
+import evaluate
+import numpy as np
+from scipy import sparse
+
+from hf_xmc.evaluation.metrics import XMCMetrics
+
+_DESCRIPTION = """
+P@k, nDCG@k, R@k, RP@k, micro-F1@k and macro-F1@k of ranked label ids; with the training counts of the labels also the
+propensity-scored PSP@k and PSnDCG@k and the coverage of tail labels. Needs the package hf-xmc.
+"""
+
+_KWARGS_DESCRIPTION = """
+Args:
+    predictions (`list[list[int]]`):
+        Predicted label ids of each document, best first. -1, or a shorter row, where there are fewer.
+    references (`list[list[int]]`):
+        True label ids of each document. Ids from `len(counts)` on are labels unseen in training.
+    counts (`list[int]`, *optional*):
+        Number of training documents of each label.
+    num_documents (`int`, *optional*):
+        Number of training documents. Goes with `counts`.
+    ks (`list[int]`, *optional*, defaults to `(1, 3, 5, 10)`):
+        Lengths of the ranking at which to measure. The longest row of predictions must reach the largest.
+    a (`float`, *optional*, defaults to 0.55):
+        Exponent of the propensity model.
+    b (`float`, *optional*, defaults to 1.5):
+        Offset of the propensity model.
+    tail_max_count (`int`, *optional*, defaults to 5):
+        A label with at most this many training documents is a tail label.
+
+Returns:
+    `dict[str, float]`: fractions between 0 and 1, `{"P@1": 0.83, ...}`.
+
+Examples:
+
+    >>> metric = evaluate.load("xmc_metrics")
+    >>> metric.compute(predictions=[[2, 0, 1], [1, 0, 2]], references=[[2], [0, 2]], ks=[1, 3])["P@1"]
+    0.5
+"""
+
+
+class XMCMetricsModule(evaluate.Metric):
+    """[`~hf_xmc.evaluation.XMCMetrics`] as a metric of the `evaluate` library."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        ids = datasets.Sequence(datasets.Value("int64"))
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation="",
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=datasets.Features({"predictions": ids, "references": ids}),
+        )
+
+    def _compute(
+        self,
+        predictions: Sequence[Sequence[int]],
+        references: Sequence[Sequence[int]],
+        counts: Sequence[int] | None = None,
+        num_documents: int | None = None,
+        ks: Iterable[int] = (1, 3, 5, 10),
+        a: float = 0.55,
+        b: float = 1.5,
+        tail_max_count: int = 5,
+    ) -> dict[str, float]:
+        metrics = XMCMetrics(
+            counts=None if counts is None else np.asarray(counts),
+            num_documents=num_documents,
+            ks=ks,
+            a=a,
+            b=b,
+            tail_max_count=tail_max_count,
+        )
+        lengths, ids = _flatten(predictions)
+        indices = np.full((len(lengths), lengths.max(initial=0)), -1, np.int64)
+        indices[np.arange(indices.shape[1]) < lengths[:, None]] = ids
+        lengths, labels = _flatten(references)
+        if labels.min(initial=0) < 0:
+            raise ValueError(
+                f"`references` holds the label id {labels.min()}. Ids start at 0; no true label is an empty list."
+            )
+        # Without counts nobody says how many labels there are: as many as occur.
+        seen = ids.max(initial=-1) + 1 if counts is None else len(counts)
+        width = max(int(seen), int(labels.max(initial=-1)) + 1)
+        offsets = np.append(0, np.cumsum(lengths))
+        truth = sparse.csr_matrix((np.ones(len(labels), bool), labels, offsets), shape=(len(lengths), width))
+        metrics.update(indices, truth)
+        return metrics.compute()
+
+
+def _flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Length of each row, and all their numbers one after another."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return lengths, np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))

@@ -1,0 +1,106 @@
+"""Documents (or labels) as vectors: a sparse part, a dense part, or both side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+
+@dataclass(frozen=True)
+class Features:
+    """
+    Rows of `[sparse ; dense]` features. The dense part stays dense: embeddings are never turned into sparse rows.
+
+    Args:
+        sparse (`csr_matrix`, *optional*):
+            float32 rows with sorted column indices, such as TF-IDF. Unsorted indices are sorted in a copy.
+        dense (`np.ndarray`, *optional*):
+            float32 rows, such as embeddings.
+    """
+
+    sparse: csr_matrix | None = None
+    dense: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.sparse is None and self.dense is None:
+            raise ValueError("Features need a sparse part, a dense part or both; neither was given.")
+        if self.sparse is not None:
+            object.__setattr__(self, "sparse", _checked_sparse(self.sparse))
+        if self.dense is not None:
+            object.__setattr__(self, "dense", _checked_dense(self.dense))
+        if self.sparse is not None and self.dense is not None and self.sparse.shape[0] != self.dense.shape[0]:
+            raise ValueError(
+                f"The sparse part has {self.sparse.shape[0]} rows and the dense part {self.dense.shape[0]}: "
+                "both must describe the same documents."
+            )
+
+    def __len__(self) -> int:
+        part = self.sparse if self.sparse is not None else self.dense
+        return int(part.shape[0])  # type: ignore[union-attr]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Features:
+        return Features(
+            None if self.sparse is None else self.sparse[rows], None if self.dense is None else self.dense[rows]
+        )
+
+    @property
+    def num_sparse(self) -> int:
+        """Columns of the sparse part."""
+        return 0 if self.sparse is None else int(self.sparse.shape[1])
+
+    @property
+    def num_dense(self) -> int:
+        """Columns of the dense part."""
+        return 0 if self.dense is None else int(self.dense.shape[1])
+
+    def normalized(self) -> Features:
+        """Each part scaled to unit length, row by row; zero rows stay zero."""
+        sparse = None if self.sparse is None else normalize_rows(self.sparse)
+        if self.dense is None:
+            return Features(sparse)
+        norms = np.linalg.norm(self.dense, axis=1, keepdims=True)
+        return Features(sparse, self.dense / np.where(norms == 0, 1, norms))
+
+
+def normalize_rows(matrix: csr_matrix) -> csr_matrix:
+    """The rows of a sparse matrix scaled to unit length; the indices are shared, zero rows stay zero."""
+    squares = np.add.reduceat(np.append(matrix.data.astype(np.float64) ** 2, 0), matrix.indptr[:-1])
+    squares[np.diff(matrix.indptr) == 0] = 1  # reduceat gives the next row's first value for an empty one
+    norms = np.sqrt(squares)
+    norms[norms == 0] = 1
+    data = (matrix.data / np.repeat(norms, np.diff(matrix.indptr))).astype(np.float32)
+    return csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape)
+
+
+def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
+    matrix = csr_matrix(matrix, dtype=np.float32)
+    if not matrix.has_sorted_indices:
+        matrix = matrix.sorted_indices()
+    if not matrix.has_canonical_format:
+        row = _first_duplicate_row(matrix)
+        raise ValueError(
+            f"Row {row} of the sparse features names one column twice. Add the duplicates up first (`sum_duplicates()`)."
+        )
+    if not np.isfinite(matrix.data).all():
+        entry = int(np.flatnonzero(~np.isfinite(matrix.data))[0])
+        row = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
+        raise ValueError(f"Row {row} of the sparse features holds {matrix.data[entry]}: all values must be finite.")
+    return matrix
+
+
+def _first_duplicate_row(matrix: csr_matrix) -> int:
+    same = np.flatnonzero(matrix.indices[1:] == matrix.indices[:-1]) + 1
+    within = same[~np.isin(same, matrix.indptr)]
+    return int(np.searchsorted(matrix.indptr, within[0], side="right")) - 1
+
+
+def _checked_dense(matrix: np.ndarray) -> np.ndarray:
+    matrix = np.ascontiguousarray(matrix, dtype=np.float32)
+    if matrix.ndim != 2:
+        raise ValueError(f"Dense features must have two dimensions (documents, dimensions), not shape {matrix.shape}.")
+    finite = np.isfinite(matrix).all(axis=1)
+    if not finite.all():
+        raise ValueError(f"Row {int(np.argmin(finite))} of the dense features is not finite: all values must be finite.")
+    return matrix

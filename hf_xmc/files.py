@@ -1,0 +1,123 @@
+"""Files of a model: where they are found, how they are written, what is checked when they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT_KEY = "hf_xmc"
+
+
+def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bool = True, **hub_kwargs) -> str | None:
+    """
+    Path of one file of a model, downloaded first where `name_or_path` is a Hub id.
+
+    Args:
+        name_or_path (`str` or `os.PathLike`):
+            A local folder or a model id on the Hub.
+        filename (`str`):
+            Name of the file inside it.
+        required (`bool`, *optional*, defaults to `True`):
+            Whether a missing file is an error; `None` is returned otherwise.
+        hub_kwargs:
+            `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` as in `from_pretrained`.
+    """
+    if os.path.isdir(name_or_path):
+        path = Path(name_or_path, hub_kwargs.get("subfolder") or "", filename)
+        if path.is_file():
+            return str(path)
+        if required:
+            raise FileNotFoundError(
+                f"There is no `{filename}` in the folder `{path.parent}`. Check that the folder holds a saved hf_xmc model."
+            )
+        return None
+    # Imported here: a local folder needs none of transformers.
+    from transformers.utils import cached_file
+
+    return cached_file(
+        name_or_path,
+        filename,
+        _raise_exceptions_for_missing_entries=required,
+        _raise_exceptions_for_gated_repo=required,
+        **{key: value for key, value in hub_kwargs.items() if value is not None},
+    )
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike) -> Iterator[str]:
+    """Yields a temporary path beside `path` that takes its name once the block has succeeded."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        yield temporary
+        # mkstemp makes files private; a published model is readable like any other file.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """Writes `content` as UTF-8 JSON, whole or not at all."""
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False)
+        file.write("\n")
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Reads a JSON file; a damaged one is a `ValueError` that names it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except ValueError as error:
+        raise ValueError(f"`{path}` is not valid JSON ({error}). The file is damaged: save or download it again.") from error
+
+
+def save_tensors(
+    path: str | os.PathLike, tensors: Mapping[str, np.ndarray], kind: str, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes arrays as a safetensors file that says what it holds (`kind`), whole or not at all."""
+    from safetensors.numpy import save_file
+
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    with atomic_write(path) as temporary:
+        save_file(arrays, temporary, metadata={"format": "pt", FORMAT_KEY: kind, **(metadata or {})})
+
+
+def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """
+    Opens a safetensors file written by [`save_tensors`] as memory-mapped arrays.
+
+    Returns:
+        The arrays by name and the file's metadata.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # The torch reader maps the file; the numpy one copies it.
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            found = metadata.get(FORMAT_KEY)
+            if found != kind:
+                raise ValueError(
+                    f"`{path}` is not a {kind} file of hf_xmc: its header says {found!r}. "
+                    "Point to the folder of a model saved by hf_xmc."
+                )
+            return {name: file.get_tensor(name).numpy() for name in file.keys()}, metadata
+    except SafetensorError as error:
+        raise ValueError(
+            f"`{path}` cannot be read as safetensors ({error}). The file is truncated or foreign: save or download it again."
+        ) from error

@@ -1,0 +1,238 @@
+"""The label hierarchy as arrays, its checks and its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from .files import load_tensors, resolve_file, save_tensors
+
+TREE_FILE = "label_tree.safetensors"
+
+
+class LabelTree:
+    """
+    A hierarchy of labels whose every label sits at the same depth.
+
+    Level 0 is the root, level `depth` are the labels. The nodes of a level are numbered so that the children of a node
+    are contiguous: the children of node `b` of level `t - 1` are the nodes `child_offsets[t - 1][b]` to
+    `child_offsets[t - 1][b + 1]` (exclusive) of level `t`. Position `p` of the last level is label `leaf_labels[p]`.
+
+    Args:
+        child_offsets (`Sequence[np.ndarray]`):
+            One int64 array per level `t = 1..depth`, of length "nodes of the level above" + 1.
+        leaf_labels (`np.ndarray`):
+            The label id at each position of the last level: a permutation of all labels.
+    """
+
+    def __init__(self, child_offsets: Sequence[np.ndarray], leaf_labels: np.ndarray) -> None:
+        self.child_offsets = [np.asarray(offsets, dtype=np.int64) for offsets in child_offsets]
+        self.leaf_labels = np.asarray(leaf_labels, dtype=np.int64)
+        self._validate()
+
+    @property
+    def depth(self) -> int:
+        """Number of levels below the root."""
+        return len(self.child_offsets)
+
+    @property
+    def level_sizes(self) -> list[int]:
+        """Number of nodes of each level, the root's children first, the labels last."""
+        return [int(offsets[-1]) for offsets in self.child_offsets]
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels."""
+        return len(self.leaf_labels)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LabelTree)
+            and self.depth == other.depth
+            and all(np.array_equal(a, b) for a, b in zip(self.child_offsets, other.child_offsets))
+            and np.array_equal(self.leaf_labels, other.leaf_labels)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"LabelTree({' → '.join(str(size) for size in [1, *self.level_sizes])})"
+
+    def parents(self, level: int) -> np.ndarray:
+        """Parent (a node of level `level - 1`) of every node of `level`, counted from 1."""
+        offsets = self.child_offsets[level - 1]
+        return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+    def indicator(self, level: int) -> csr_matrix:
+        """`C^(t)` of shape `(K_t, K_{t-1})`: 1 where a node of `level` is a child of a node of the level above."""
+        size, above = self.level_sizes[level - 1], len(self.child_offsets[level - 1]) - 1
+        ones = np.ones(size, dtype=np.float32)
+        return csr_matrix((ones, self.parents(level), np.arange(size + 1)), shape=(size, above))
+
+    def targets(self, labels: csr_matrix) -> list[csr_matrix]:
+        """
+        True nodes of every level with the number of true labels under each: `R^(t)`; binarised it is `Y^(t)`.
+
+        Args:
+            labels (`csr_matrix`):
+                `(documents, labels)` indicator of the true labels.
+
+        Returns:
+            `list[csr_matrix]`: one `(documents, K_t)` matrix per level `t = 1..depth`, columns in tree order.
+        """
+        if labels.shape[1] != self.num_labels:
+            raise ValueError(f"The targets have {labels.shape[1]} labels and the tree has {self.num_labels}.")
+        position = np.empty(self.num_labels, dtype=np.int64)
+        position[self.leaf_labels] = np.arange(self.num_labels)
+        counts = csr_matrix(
+            (np.ones(labels.nnz, dtype=np.float32), position[labels.indices], labels.indptr), shape=labels.shape
+        )
+        counts.sort_indices()
+        levels = [counts]
+        for level in range(self.depth, 1, -1):
+            counts = csr_matrix(
+                (counts.data, self.parents(level)[counts.indices], counts.indptr),
+                shape=(labels.shape[0], self.level_sizes[level - 2]),
+                copy=True,
+            )
+            counts.sum_duplicates()
+            levels.insert(0, counts)
+        return levels
+
+    @classmethod
+    def flat(cls, num_labels: int) -> LabelTree:
+        """No hierarchy: every label is a child of the root (one-vs-rest)."""
+        return cls([np.array([0, num_labels])], np.arange(num_labels))
+
+    @classmethod
+    def from_parents(cls, parents: Sequence[np.ndarray]) -> LabelTree:
+        """
+        Builds the tree from the parent of every node, in any numbering.
+
+        Args:
+            parents (`Sequence[np.ndarray]`):
+                For each level `t = 1..depth` the index of each node's parent in level `t - 1`; the last level are the
+                labels. The root is node 0 of level 0.
+        """
+        order = np.zeros(1, dtype=np.int64)  # node of the level above at each new position
+        child_offsets = []
+        for level, parent in enumerate(parents, start=1):
+            parent = np.asarray(parent, dtype=np.int64)
+            if parent.size and (parent.min() < 0 or parent.max() >= len(order)):
+                raise ValueError(f"Level {level} names a parent outside 0..{len(order) - 1}, the nodes of the level above.")
+            new_position = np.empty(len(order), dtype=np.int64)
+            new_position[order] = np.arange(len(order))
+            new_parent = new_position[parent]
+            counts = np.bincount(new_parent, minlength=len(order))
+            child_offsets.append(np.concatenate([[0], np.cumsum(counts)]))
+            order = np.argsort(new_parent, kind="stable")
+        return cls(child_offsets, order)
+
+    @classmethod
+    def from_cluster_chain(cls, chain: Sequence[csr_matrix]) -> LabelTree:
+        """Builds the tree from indicator matrices `C^(t)` of shape `(K_t, K_{t-1})`, as PECOS keeps them."""
+        parents = []
+        for level, matrix in enumerate(chain, start=1):
+            rows = csr_matrix(matrix)
+            if not (np.diff(rows.indptr) == 1).all():
+                node = int(np.flatnonzero(np.diff(rows.indptr) != 1)[0])
+                raise ValueError(f"Node {node} of level {level} has {np.diff(rows.indptr)[node]} parents; it needs exactly one.")
+            parents.append(rows.indices)
+        return cls.from_parents(parents)
+
+    @classmethod
+    def from_taxonomy(cls, labels: Sequence[Hashable], parent_of: Mapping[Hashable, Hashable]) -> LabelTree:
+        """
+        Builds the tree from a taxonomy whose labels may sit at any depth.
+
+        Args:
+            labels (`Sequence[Hashable]`):
+                The labels in the order of their ids.
+            parent_of (`Mapping[Hashable, Hashable]`):
+                Parent of a label or of an inner node. Nodes without an entry hang under the root. An inner node that is
+                itself a label also becomes a leaf under itself.
+        """
+        inner = set(parent_of.values())
+        paths = [_path(label, parent_of, label in inner) for label in labels]
+        depth = max(map(len, paths), default=0)
+        parents: list[np.ndarray] = []
+        above: dict[tuple, int] = {(): 0}
+        for level in range(1, depth + 1):
+            nodes: dict[tuple, int] = {}
+            parent: list[int] = []
+            for path in paths:
+                key = _padded(path, level)
+                if key not in nodes:
+                    nodes[key] = len(nodes)
+                    parent.append(above[_padded(path, level - 1)])
+            parents.append(np.array(parent))
+            above = nodes
+        parents.append(np.array([above[_padded(path, depth)] for path in paths]))
+        return cls.from_parents(parents)
+
+    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+        """Writes `label_tree.safetensors`."""
+        tensors = {f"child_offsets.{level}": offsets for level, offsets in enumerate(self.child_offsets, start=1)}
+        tensors["leaf_labels"] = self.leaf_labels
+        save_tensors(os.path.join(save_directory, TREE_FILE), tensors, "label tree", {"depth": str(self.depth)})
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> LabelTree:
+        """Reads the tree of a saved model from a folder or the Hub."""
+        path = resolve_file(name_or_path, TREE_FILE, **hub_kwargs)
+        tensors, metadata = load_tensors(path, "label tree")  # type: ignore[arg-type]
+        try:
+            offsets = [tensors[f"child_offsets.{level}"] for level in range(1, int(metadata["depth"]) + 1)]
+            return cls(offsets, tensors["leaf_labels"])
+        except KeyError as error:
+            raise ValueError(f"`{path}` has no entry {error}: the file is damaged, save or download it again.") from error
+        except ValueError as error:
+            raise ValueError(f"`{path}` holds no valid label tree: {error}") from error
+
+    def _validate(self) -> None:
+        if not self.child_offsets:
+            raise ValueError("A label tree needs at least one level.")
+        above = 1
+        for level, offsets in enumerate(self.child_offsets, start=1):
+            if offsets.ndim != 1 or len(offsets) != above + 1:
+                raise ValueError(
+                    f"Level {level} of the tree has {offsets.size} child offsets; the {above} nodes above need {above + 1}."
+                )
+            if offsets[0] != 0:
+                raise ValueError(f"The child offsets of level {level} start at {offsets[0]}, not at 0.")
+            if (np.diff(offsets) <= 0).any():
+                node = int(np.flatnonzero(np.diff(offsets) <= 0)[0])
+                raise ValueError(f"Node {node} of level {level - 1} has no children; every inner node needs at least one.")
+            above = int(offsets[-1])
+        if len(self.leaf_labels) != above:
+            raise ValueError(f"The last level has {above} positions, but {len(self.leaf_labels)} labels are given.")
+        out_of_range = (self.leaf_labels < 0) | (self.leaf_labels >= above)
+        if out_of_range.any():
+            raise ValueError(f"Label {self.leaf_labels[out_of_range][0]} is outside 0..{above - 1}.")
+        seen = np.bincount(self.leaf_labels, minlength=above)
+        if (seen != 1).any():
+            label = int(np.flatnonzero(seen != 1)[0])
+            problem = "is missing from the tree" if seen[label] == 0 else f"stands in the tree {seen[label]} times"
+            raise ValueError(f"Label {label} {problem}; every label must stand in it exactly once.")
+
+
+def _path(label: Hashable, parent_of: Mapping[Hashable, Hashable], is_inner: bool) -> tuple:
+    """Inner nodes above a label, from the top."""
+    path = [label] if is_inner else []
+    seen = {label}
+    node = label
+    while node in parent_of:
+        node = parent_of[node]
+        if node in seen:
+            raise ValueError(f"The taxonomy has a cycle through {node!r}: no node may be its own ancestor.")
+        seen.add(node)
+        path.append(node)
+    return tuple(reversed(path))
+
+
+def _padded(path: tuple, length: int) -> tuple:
+    """`path` cut or extended to `length`: a short path repeats below its last node, so that all labels end at one depth."""
+    return path[:length] + (None,) * (length - len(path))

@@ -1,0 +1,244 @@
+"""Tree-structured sparse linear classifiers: prediction and file."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from .features import Features
+from .files import load_tensors, resolve_file, save_tensors
+from .kernels import LOGISTIC, SQUARED_HINGE, search
+from .label_tree import LabelTree
+from .lanes import LANES
+
+RANKER_FILE = "ranker.safetensors"
+LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
+RANKINGS = ("leaf", "path")
+
+# Documents per piece of work of a thread: enough to hide the cost of a call, few enough to share the work evenly.
+_DOCUMENTS_PER_TASK = 256
+
+
+@dataclass(frozen=True)
+class RankerWeights:
+    """
+    All classifiers of a ranker in a handful of flat arrays; `kernels.py` says how they are searched.
+
+    Args:
+        row_begin (`np.ndarray`): First row of each block, int64 (blocks + 1).
+        bucket_begin (`np.ndarray`): First entry of each block's bucket table, int64 (blocks + 1).
+        buckets (`np.ndarray`): First row of each hash bucket, counted from the block's first row, int32.
+        features (`np.ndarray`): Feature of each row, int32.
+        scales (`np.ndarray`): Scale of each int8 row, float32; empty for float32 weights.
+        weights (`np.ndarray`): (rows, LANES), int8 codes or float32.
+        dense (`np.ndarray`): Weights of the dense features and, last, the bias; float32 (blocks * (dimensions + 1), LANES).
+    """
+
+    row_begin: np.ndarray
+    bucket_begin: np.ndarray
+    buckets: np.ndarray
+    features: np.ndarray
+    scales: np.ndarray
+    weights: np.ndarray
+    dense: np.ndarray
+
+
+class LinearRanker:
+    """
+    One linear classifier per tree node, searched from the root with a beam.
+
+    Args:
+        tree (`LabelTree`):
+            The hierarchy. The ranker may cover only its first levels while it is being trained.
+        weights (`RankerWeights`):
+            The classifiers in tree order.
+        num_sparse (`int`):
+            Sparse features the ranker was trained on.
+        num_dense (`int`):
+            Dense features the ranker was trained on.
+        loss (`str`, *optional*, defaults to `"squared_hinge"`):
+            `"squared_hinge"` or `"logistic"`: how a margin becomes a probability.
+        ranking (`str`, *optional*, defaults to `"leaf"`):
+            `"leaf"` ranks labels by their own margin, `"path"` by the product of the probabilities from the root.
+        beam_size (`int`, *optional*, defaults to `20`):
+            Nodes kept per level unless `predict` is told otherwise.
+    """
+
+    def __init__(
+        self,
+        tree: LabelTree,
+        weights: RankerWeights,
+        *,
+        num_sparse: int,
+        num_dense: int = 0,
+        loss: str = "squared_hinge",
+        ranking: str = "leaf",
+        beam_size: int = 20,
+    ) -> None:
+        if loss not in LOSSES:
+            raise ValueError(f"`loss={loss!r}` is not one of {', '.join(LOSSES)}.")
+        if ranking not in RANKINGS:
+            raise ValueError(f"`ranking={ranking!r}` is not one of {', '.join(RANKINGS)}.")
+        self.tree, self.weights = tree, weights
+        self.num_sparse, self.num_dense = num_sparse, num_dense
+        self.loss, self.ranking, self.beam_size = loss, ranking, beam_size
+        self._child_begin, self._block_begin = number_blocks(tree)
+
+    def __repr__(self) -> str:
+        return f"LinearRanker({self.tree}, {self.num_sparse} sparse + {self.num_dense} dense features, {self.num_bytes} bytes)"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the weights and their index."""
+        return sum(array.nbytes for array in vars(self.weights).values())
+
+    def predict(
+        self, features: Features, top_k: int = 10, *, beam_size: int | None = None, num_threads: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        The best labels of each document.
+
+        Args:
+            features (`Features`):
+                Documents, with the features the ranker was trained on.
+            top_k (`int`, *optional*, defaults to `10`):
+                Labels per document.
+            beam_size (`int`, *optional*):
+                Nodes kept per level; the ranker's own `beam_size` by default. `0` keeps every node: exact search.
+            num_threads (`int`, *optional*):
+                Threads to use; all cores by default. The result does not depend on it.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`: float32 scores in [0, 1] and int64 label ids, both `(documents, top_k)`,
+            best first; 0 and -1 where the beam reached fewer labels.
+        """
+        if top_k < 1:
+            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        beam_size = self.beam_size if beam_size is None else beam_size
+        by_path = self.ranking == "path"
+        raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads)
+        first_leaf = 1 + sum(self.tree.level_sizes[:-1])
+        found = nodes >= 0
+        labels = np.where(found, self.tree.leaf_labels[np.where(found, nodes - first_leaf, 0)], -1)
+        return np.where(found, self._probabilities(raw, by_path), np.float32(0)), labels
+
+    def search(
+        self,
+        features: Features,
+        depth: int,
+        top_k: int,
+        beam_size: int,
+        by_path: bool,
+        num_threads: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best nodes of level `depth`, numbered over the whole tree with the root as 0, with their raw scores."""
+        sparse, dense = self._parts(features)
+        count = len(features)
+        beam_size = min(beam_size, max(self.tree.level_sizes)) if beam_size > 0 else max(self.tree.level_sizes)
+        scores = np.empty((count, top_k), dtype=np.float32)
+        nodes = np.empty((count, top_k), dtype=np.int64)
+        w = self.weights
+        quantized = w.weights.dtype == np.int8
+        no_floats, no_codes = np.empty((0, LANES), np.float32), np.empty((0, LANES), np.int8)
+
+        def run(first: int) -> None:
+            last = min(first + _DOCUMENTS_PER_TASK, count)
+            search(
+                sparse.indptr, sparse.indices, sparse.data, dense, first, last, self._child_begin, self._block_begin,
+                w.row_begin, w.bucket_begin, w.buckets, w.features, w.scales, no_floats if quantized else w.weights,
+                w.weights if quantized else no_codes, w.dense, LOSSES[self.loss], depth, beam_size, by_path,
+                scores[first:last], nodes[first:last],
+            )  # fmt: skip
+
+        starts = range(0, count, _DOCUMENTS_PER_TASK)
+        if len(starts) <= 1:
+            for first in starts:
+                run(first)
+        else:
+            with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
+                list(pool.map(run, starts))
+        return scores, nodes
+
+    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+        """Writes `ranker.safetensors`; the tree has its own file."""
+        metadata = {
+            name: str(getattr(self, name)) for name in ("num_sparse", "num_dense", "loss", "ranking", "beam_size")
+        }
+        save_tensors(os.path.join(save_directory, RANKER_FILE), vars(self.weights), "linear ranker", metadata)
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | os.PathLike, *, tree: LabelTree | None = None, **hub_kwargs
+    ) -> LinearRanker:
+        """Opens the ranker of a saved model by memory map, with its tree unless that is given."""
+        path = resolve_file(name_or_path, RANKER_FILE, **hub_kwargs)
+        tensors, metadata = load_tensors(path, "linear ranker")  # type: ignore[arg-type]
+        tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
+        try:
+            weights = RankerWeights(**tensors)
+            ranker = cls(
+                tree,
+                weights,
+                num_sparse=int(metadata["num_sparse"]),
+                num_dense=int(metadata["num_dense"]),
+                loss=metadata["loss"],
+                ranking=metadata["ranking"],
+                beam_size=int(metadata["beam_size"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"`{path}` lacks an entry ({error}): the file is damaged, save or download it again.") from error
+        if len(weights.row_begin) - 1 != ranker._block_begin[-1]:
+            raise ValueError(
+                f"`{path}` holds {len(weights.row_begin) - 1} blocks of classifiers, but the tree {tree} needs "
+                f"{ranker._block_begin[-1]}: the ranker and the tree belong to different models."
+            )
+        return ranker
+
+    def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
+        """The sparse part and the dense part with the constant 1 of the bias appended."""
+        if features.num_sparse != self.num_sparse or features.num_dense != self.num_dense:
+            raise ValueError(
+                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features; the ranker was "
+                f"trained on {self.num_sparse} and {self.num_dense}. Make them with the model's own featurizer."
+            )
+        return sparse_part(features), dense_part(features)
+
+    def _probabilities(self, raw: np.ndarray, by_path: bool) -> np.ndarray:
+        """
+        Raw scores as numbers in [0, 1].
+
+        The margin that minimises the expected squared hinge loss is `2p - 1` and that of the logistic loss `logit(p)`
+        (`p` being the probability of the label): the inverse functions bring `p` back.
+        """
+        if by_path:
+            return np.exp(raw)
+        if self.loss == "squared_hinge":
+            return np.clip((raw + 1) / 2, 0, 1)
+        return 1 / (1 + np.exp(-raw))
+
+
+def sparse_part(features: Features) -> csr_matrix:
+    """The sparse features, or an empty matrix where there are none."""
+    return csr_matrix((len(features), 0), dtype=np.float32) if features.sparse is None else features.sparse
+
+
+def dense_part(features: Features) -> np.ndarray:
+    """The dense features with a last column of ones for the bias."""
+    ones = np.ones((len(features), 1), dtype=np.float32)
+    return ones if features.dense is None else np.hstack([features.dense, ones])
+
+
+def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:
+    """
+    First child and first block of every inner node, nodes being numbered level by level from the root (0).
+
+    Both arrays have one entry more than there are inner nodes, so that entry `n + 1` ends what entry `n` begins.
+    """
+    first_node = np.concatenate([[0, 1], 1 + np.cumsum(tree.level_sizes)])
+    starts = [offsets[:-1] + first_node[level] for level, offsets in enumerate(tree.child_offsets, start=1)]
+    child_begin = np.concatenate([*starts, first_node[-1:]])
+    return child_begin, np.concatenate([[0], np.cumsum(-(-np.diff(child_begin) // LANES))])

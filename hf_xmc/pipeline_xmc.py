@@ -1,0 +1,137 @@
+"""The `extreme-text-classification` pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from types import GeneratorType
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+from transformers import Pipeline
+from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
+
+from .modeling_xmc import XMCOutput
+
+
+class ExtremeTextClassificationPipeline(Pipeline):
+    """
+    Tags text with the best few of very many labels.
+
+    A document is a `str` or a dictionary with the text under `"text"`. A list of documents gives a list of results;
+    generators, `KeyDataset`s and datasets are read as a stream and give an iterator. `batch_size` documents go through
+    TF-IDF and ranker together, which is far faster than one by one.
+
+    An empty text, or one of which the model knows no word, is no error: its labels are ranked by their bias alone, that
+    is, with low scores that are the same for all such texts. A `threshold` leaves them out.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            The model.
+        top_k (`int`, *optional*):
+            Labels per document; that of the model's configuration by default.
+        threshold (`float`, *optional*):
+            Labels with a smaller score are left out; a result may then be an empty list.
+        beam_size (`int`, *optional*):
+            Nodes kept per level of the label tree; that of the model by default. 0 keeps all: exact search.
+        batch_size (`int`, *optional*, defaults to 1):
+            Documents that are worked on together.
+
+    Example:
+
+    ```python
+    import hf_xmc
+    from transformers import pipeline
+
+    tag = pipeline("extreme-text-classification", model="my-tagger")
+    tag("Prospects for renewable energy education in Jordan", top_k=2)
+    # [{'label': 'renewable energy sources', 'score': 0.83}, {'label': 'Jordan', 'score': 0.71}]
+    ```
+    """
+
+    _load_tokenizer = False
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    def __init__(self, model: Any, **kwargs: Any) -> None:
+        super().__init__(model=model, **kwargs)
+        self.model.eval()
+
+    # No **kwargs: a misspelt parameter is a TypeError, not ignored.
+    def _sanitize_parameters(  # type: ignore[override]
+        self, top_k: int | None = None, threshold: float | None = None, beam_size: int | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        search = {"top_k": top_k, "beam_size": beam_size}
+        search = {name: value for name, value in search.items() if value is not None}
+        return {}, search, {} if threshold is None else {"threshold": threshold}
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """
+        Tags one document, several, or a stream of them.
+
+        Args:
+            inputs (`str`, `dict`, `list` or an iterable):
+                A document, a list of documents, or a stream (generator, dataset, column of a dataset).
+            args:
+                None are taken.
+            kwargs:
+                `top_k`, `threshold`, `beam_size`, `batch_size`, as at the pipeline's making.
+
+        Returns:
+            A list of `{"label": ..., "score": ...}`, best first, for each document.
+        """
+        if isinstance(inputs, (list, tuple)):
+            if not inputs:
+                return []
+            inputs = list(inputs)
+        elif isinstance(inputs, Iterable) and not isinstance(inputs, (str, dict, Dataset, GeneratorType)):
+            inputs = (document for document in inputs)  # the base class takes only generators for streams
+        return super().__call__(inputs, *args, **kwargs)
+
+    def preprocess(self, document: str | dict[str, Any]) -> dict[str, list[str]]:  # type: ignore[override]
+        """One document as a batch of one."""
+        text = document
+        if isinstance(document, dict):
+            if "text" not in document:
+                keys = ", ".join(map(repr, document)) or "none"
+                raise ValueError(f"A document that is a dictionary has its text under 'text'; this one's keys: {keys}.")
+            text = document["text"]
+        if not isinstance(text, str):
+            raise TypeError(f"A document is a `str` or {{'text': str}}, got {type(text).__name__}. Pass '' for no text.")
+        return {"text": [text]}
+
+    def _forward(  # type: ignore[override]
+        self, inputs: dict[str, list[str]], top_k: int | None = None, beam_size: int | None = None
+    ) -> XMCOutput:
+        return self.model(self.model.featurize(inputs["text"]), top_k=top_k, beam_size=beam_size)
+
+    def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The labels of one document by name."""
+        (pairs,) = self.model.name_labels(output)
+        return [{"label": label, "score": score} for label, score in pairs if threshold is None or score >= threshold]
+
+    def get_iterator(
+        self,
+        inputs: Any,
+        num_workers: int,
+        batch_size: int,
+        preprocess_params: dict[str, Any],
+        forward_params: dict[str, Any],
+        postprocess_params: dict[str, Any],
+    ) -> PipelineIterator:
+        """As in the base class, which batches what a tokenizer pads only; here texts are batched as they are."""
+        dataset = (PipelineDataset if isinstance(inputs, Sized) else PipelineIterator)(
+            inputs, self.preprocess, preprocess_params
+        )
+        # Workers would each read a whole stream.
+        workers = num_workers if isinstance(inputs, Sized) else 0
+        loader = DataLoader(dataset, num_workers=workers, batch_size=batch_size, collate_fn=_join)
+        batches = PipelineIterator(loader, self.forward, forward_params, loader_batch_size=batch_size)
+        return PipelineIterator(batches, self.postprocess, postprocess_params)
+
+
+def _join(documents: list[dict[str, list[str]]]) -> dict[str, list[str]]:
+    return {"text": [text for document in documents for text in document["text"]]}

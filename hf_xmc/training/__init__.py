@@ -1,0 +1,1 @@
+"""What makes a model: label features, tree, ranker, trainer."""

@@ -1,0 +1,207 @@
+"""Builds label trees from label features."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import numpy as np
+
+from ..features import Features
+from ..label_tree import LabelTree
+from ..linear_ranker import dense_part, sparse_part
+from .cluster_kernels import bisect, nearest_centre
+
+Progress = Callable[[str, int, int], None]
+
+CLUSTERINGS = ("balanced", "kmeans", "flat")
+
+# A first level of up to this many nodes is searched whole; more are put under a level of their own.
+_MAX_TOP_NODES = 64
+
+
+@dataclass
+class TreeArguments:
+    """
+    Shape of the label tree.
+
+    Args:
+        clustering (`str`, *optional*, defaults to `"balanced"`):
+            `"balanced"`: recursive balanced spherical k-means (Parabel, XR-Linear); `"kmeans"`: plain k-means, whose
+            clusters may differ in size (Bonsai); `"flat"`: no hierarchy, one-vs-rest (DiSMEC).
+        branching (`int`, *optional*, defaults to `16`):
+            Children of an inner node; sixteen fill the lanes of the kernels.
+        max_leaf_size (`int`, *optional*, defaults to `16`):
+            Labels under a lowest node.
+        max_depth (`int`, *optional*):
+            Levels below the root, labels included; as many as needed by default.
+        kmeans_iterations (`int`, *optional*, defaults to `20`):
+            Largest number of rounds of one clustering.
+        tree_seed (`int`, *optional*, defaults to `0`):
+            Seed of the starting centres.
+    """
+
+    clustering: str = field(
+        default="balanced", metadata={"help": "How labels are grouped: balanced, kmeans or flat.", "choices": CLUSTERINGS}
+    )
+    branching: int = field(default=16, metadata={"help": "Children of an inner node."})
+    max_leaf_size: int = field(default=16, metadata={"help": "Labels under a lowest node."})
+    max_depth: int | None = field(default=None, metadata={"help": "Levels below the root, labels included."})
+    kmeans_iterations: int = field(default=20, metadata={"help": "Largest number of rounds of one clustering."})
+    tree_seed: int = field(default=0, metadata={"help": "Seed of the starting centres."})
+
+    def __post_init__(self) -> None:
+        if self.clustering not in CLUSTERINGS:
+            raise ValueError(f"`clustering={self.clustering!r}` is not one of {', '.join(CLUSTERINGS)}.")
+        for name, least in (("branching", 2), ("max_leaf_size", 1), ("kmeans_iterations", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, not {getattr(self, name)}.")
+        if self.max_depth is not None and self.max_depth < 1:
+            raise ValueError(f"`max_depth` must be at least 1, not {self.max_depth}.")
+
+
+def build_tree(
+    label_features: Features,
+    arguments: TreeArguments,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> LabelTree:
+    """
+    Builds the label tree.
+
+    Args:
+        label_features (`Features`):
+            One row per label; zero rows (labels without documents or text) are spread over the tree.
+        arguments (`TreeArguments`):
+            Shape of the tree.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default. The tree does not depend on it.
+        progress (`Callable`, *optional*):
+            Called with (stage, done, total).
+    """
+    num_labels = len(label_features)
+    if num_labels == 0:
+        raise ValueError("There are no labels to build a tree from: the training data has no label at all.")
+    if arguments.clustering == "flat" or arguments.max_depth == 1 or num_labels <= arguments.max_leaf_size:
+        return LabelTree.flat(num_labels)
+    rows = _Rows(label_features, num_threads)
+    if arguments.clustering == "kmeans":
+        return _kmeans_tree(rows, arguments, progress)
+    return _balanced_tree(rows, arguments, num_threads, progress)
+
+
+def balanced_arities(num_labels: int, branching: int, max_leaf_size: int, max_depth: int | None) -> list[int]:
+    """Children per node of each level above the labels, root first: all nodes of a level have equally many."""
+    clusters = math.ceil(num_labels / max_leaf_size)
+    arities: list[int] = []
+    while clusters > max(branching, _MAX_TOP_NODES) and (max_depth is None or len(arities) < max_depth - 2):
+        arities.insert(0, branching)
+        clusters = math.ceil(clusters / branching)
+    return [clusters, *arities]
+
+
+class _Rows:
+    """Label features as the kernels want them, and zeroed working vectors for each thread."""
+
+    def __init__(self, features: Features, num_threads: int | None) -> None:
+        sparse = sparse_part(features)
+        self.arrays = (sparse.indptr, sparse.indices, sparse.data, dense_part(features)[:, :-1])
+        self.count, self.num_sparse, self.num_dense = len(features), features.num_sparse, features.num_dense
+        self.work: SimpleQueue = SimpleQueue()
+        for _ in range(num_threads or os.cpu_count() or 1):
+            self.work.put((np.zeros(self.num_sparse, np.float32), np.zeros(self.num_dense, np.float32)))
+
+    def bisect(self, members: np.ndarray, left_count: int, iterations: int, seed: int) -> None:
+        work = self.work.get()
+        try:
+            bisect(*self.arrays, members, left_count, iterations, seed, *work)
+        finally:
+            self.work.put(work)
+
+
+def _balanced_tree(
+    rows: _Rows, arguments: TreeArguments, num_threads: int | None, progress: Progress | None
+) -> LabelTree:
+    """The shape follows from the number of labels; clustering only decides the order of the labels."""
+    arities = balanced_arities(rows.count, arguments.branching, arguments.max_leaf_size, arguments.max_depth)
+    sizes = np.array([rows.count])
+    child_offsets = []
+    for arity in arities:
+        child_offsets.append(np.arange(0, len(sizes) * arity + 1, arity))
+        sizes = (sizes[:, None] // arity + (np.arange(arity) < sizes[:, None] % arity)).ravel()
+    child_offsets.append(np.concatenate([[0], np.cumsum(sizes)]))
+    boundaries = child_offsets[-1]
+    order = np.random.default_rng(arguments.tree_seed).permutation(rows.count)
+    # Ranges of lowest nodes still to be cut in two; all ranges of one round are independent.
+    ranges = [(0, len(sizes))]
+    done = 0
+    with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
+        while ranges:
+            cuts = [(first, (first + last) // 2, last) for first, last in ranges if last - first > 1]
+
+            def cut(nodes: tuple[int, int, int]) -> None:
+                first, middle, last = (int(boundaries[node]) for node in nodes)
+                seed = arguments.tree_seed + first + 1
+                rows.bisect(order[first:last], middle - first, arguments.kmeans_iterations, seed)
+
+            for _ in pool.map(cut, cuts):
+                done += 1
+                if progress is not None:
+                    progress("tree", done, len(sizes) - 1)
+            ranges = [part for first, middle, last in cuts for part in ((first, middle), (middle, last))]
+    return LabelTree(child_offsets, order)
+
+
+def _kmeans_tree(rows: _Rows, arguments: TreeArguments, progress: Progress | None) -> LabelTree:
+    """Each node is split by plain spherical k-means until it is small enough or the depth is reached."""
+    depth = arguments.max_depth or 3
+    groups = [np.arange(rows.count)]
+    parents = []
+    for level in range(1, depth):
+        parent: list[int] = []
+        below: list[np.ndarray] = []
+        for node, members in enumerate(groups):
+            parts = [members]
+            if len(members) > arguments.max_leaf_size:
+                seed = arguments.tree_seed + level * 1_000_003 + int(members[0])
+                parts = _kmeans_split(rows, members, arguments.branching, arguments.kmeans_iterations, seed)
+            below.extend(parts)
+            parent.extend([node] * len(parts))
+            if progress is not None:
+                progress(f"tree level {level}", node + 1, len(groups))
+        parents.append(np.array(parent))
+        groups = below
+    leaf_parent = np.empty(rows.count, dtype=np.int64)
+    for node, members in enumerate(groups):
+        leaf_parent[members] = node
+    return LabelTree.from_parents([*parents, leaf_parent])
+
+
+def _kmeans_split(rows: _Rows, members: np.ndarray, k: int, iterations: int, seed: int) -> list[np.ndarray]:
+    """Clusters of a plain spherical k-means; empty ones are dropped."""
+    indptr, indices, data, dense = rows.arrays
+    k = min(k, len(members))
+    start = np.random.default_rng(seed).choice(len(members), k, replace=False)
+    assignment = np.full(len(members), -1, dtype=np.int64)
+    assignment[start] = np.arange(k)
+    for _ in range(iterations):
+        chosen = assignment >= 0
+        sparse_centres = np.zeros((rows.num_sparse, k), dtype=np.float32)
+        dense_centres = np.zeros((rows.num_dense, k), dtype=np.float32)
+        for member, cluster in zip(members[chosen], assignment[chosen]):
+            entries = slice(indptr[member], indptr[member + 1])
+            sparse_centres[indices[entries], cluster] += data[entries]
+            dense_centres[:, cluster] += dense[member]
+        norms = np.sqrt((sparse_centres**2).sum(axis=0) + (dense_centres**2).sum(axis=0))
+        norms[norms == 0] = 1
+        changed = nearest_centre(
+            *rows.arrays, members, sparse_centres / norms, dense_centres / norms, assignment
+        )
+        if changed == 0:
+            break
+    parts = [members[assignment == cluster] for cluster in range(k)]
+    return [part for part in parts if len(part)]

@@ -1,0 +1,107 @@
+"""Trains a linear tagger: labels, features, tree, ranker."""
+
+from __future__ import annotations
+
+from datasets import Dataset
+from scipy.sparse import csr_matrix
+
+from ..data import feature_matrix
+from ..features import Features
+from ..label_tree import LabelTree
+from ..labels import Labels
+from ..modeling_xmc import XMCForTextClassification
+from .clustering import build_tree
+from .label_features import combine, pifa
+from .progress import CountedTexts, Stages
+from .ranker_training import train_ranker
+from .training_args import XMCTrainingArguments
+
+
+def train_linear(
+    model: XMCForTextClassification,
+    dataset: Dataset,
+    args: XMCTrainingArguments,
+    stages: Stages,
+    label_texts: dict[str, str] | None = None,
+) -> None:
+    """
+    Adds what the model lacks, in the order labels, TF-IDF, tree, ranker. What it has already is used as it is.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A model without a ranker.
+        dataset (`datasets.Dataset`):
+            Training documents in the columns of [`prepare_dataset`].
+        args ([`XMCTrainingArguments`]):
+            Options.
+        stages ([`Stages`]):
+            Times and logs the stages.
+        label_texts (`dict[str, str]`, *optional*):
+            Text by label name.
+    """
+    with stages.stage("labels") as facts:
+        if model.labels is None:
+            model.labels = Labels.from_dataset(dataset, texts=label_texts)
+        targets = model.labels.encode(dataset)
+        facts.update(documents=len(dataset), labels=len(model.labels))
+    with stages.stage("features") as facts:
+        features = training_features(model, dataset, args, stages)
+        facts.update(features=features.num_sparse)
+    with stages.stage("tree") as facts:
+        if model.label_tree is None:
+            model.label_tree = _build_tree(model, features, targets, args, stages)
+        facts.update(depth=model.label_tree.depth)
+    with stages.stage("ranker") as facts:
+        model.ranker = train_ranker(
+            features, targets, model.label_tree, args.make_ranker_arguments(), args.num_threads, stages.report
+        )
+        facts.update(ranker_bytes=model.ranker.num_bytes)
+
+
+def training_features(
+    model: XMCForTextClassification, dataset: Dataset, args: XMCTrainingArguments, stages: Stages
+) -> Features:
+    """Features of the training documents; fits the model's TF-IDF where texts are used and it has none yet."""
+    has_text, has_vectors = "text" in dataset.column_names, "feature_ids" in dataset.column_names
+    kind = args.features or ("text" if has_text else "vectors")
+    if not (has_text if kind == "text" else has_vectors):
+        raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
+    if kind == "vectors":
+        return Features(feature_matrix(dataset)).normalized()
+    texts = dataset["text"]
+    if model.tfidf is None:
+        tfidf = args.make_tfidf()
+        tfidf.fit(CountedTexts(texts, "tf-idf: fit", stages.report), num_workers=args.num_threads)
+        model.tfidf = tfidf
+    return model.featurize(CountedTexts(texts, "tf-idf: transform", stages.report), args.num_threads)
+
+
+def _build_tree(
+    model: XMCForTextClassification,
+    features: Features,
+    targets: csr_matrix,
+    args: XMCTrainingArguments,
+    stages: Stages,
+) -> LabelTree:
+    arguments = args.make_tree_arguments()
+    if arguments.clustering == "flat":
+        return LabelTree.flat(targets.shape[1])
+    parts = []
+    if args.label_features in ("pifa", "both"):
+        parts.append(pifa(features, targets, args.label_max_features))
+    if args.label_features in ("text", "both"):
+        parts.append(_label_text_features(model, args))
+    label_features = parts[0] if len(parts) == 1 else combine(*parts)
+    return build_tree(label_features, arguments, args.num_threads, stages.report)
+
+
+def _label_text_features(model: XMCForTextClassification, args: XMCTrainingArguments) -> Features:
+    assert model.labels is not None
+    if model.labels.texts is None or not any(model.labels.texts):
+        raise ValueError(
+            f"`label_features={args.label_features!r}` needs texts of the labels: pass `label_texts` to the trainer, or "
+            "use `label_features='pifa'`."
+        )
+    if model.tfidf is None:
+        raise ValueError(f"`label_features={args.label_features!r}` needs documents that are texts, not vectors.")
+    return model.featurize(model.labels.texts, args.num_threads)

@@ -1,0 +1,44 @@
+"""Methods as presets: each is a set of values for [`XMCTrainingArguments`], nothing else."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+# What a preset does not name has the default of the part it belongs to. Those defaults are the settings that pay most:
+# XR-Linear with matcher-aware negatives, ranked by the leaf margin.
+METHODS: dict[str, dict[str, Any]] = {
+    "xr-linear": {},
+    "parabel": {
+        "tree_clustering": "balanced",
+        "tree_branching": 2,
+        "tree_max_leaf_size": 100,
+        "ranker_negatives": "tfn",
+        "ranker_ranking": "path",
+        "ranker_beam_size": 10,
+        "ranker_threshold": 0.1,
+    },
+    "bonsai": {
+        "tree_clustering": "kmeans",
+        "tree_branching": 100,
+        "tree_max_leaf_size": 100,
+        "tree_max_depth": 3,
+        "ranker_negatives": "tfn",
+        "ranker_ranking": "path",
+        "ranker_beam_size": 10,
+        "ranker_threshold": 0.1,
+    },
+    "dismec": {
+        "tree_clustering": "flat",
+        "ranker_threshold": 0.01,
+    },
+}
+
+
+def method_options(method: str) -> dict[str, Any]:
+    """The values that a method sets."""
+    if method not in METHODS:
+        close = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"`method={method!r}` is not one of {', '.join(METHODS)}.{hint}")
+    return METHODS[method]

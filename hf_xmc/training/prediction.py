@@ -1,0 +1,127 @@
+"""Predicting and measuring whole data sets, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from datasets import Dataset
+
+from ..data import feature_matrix
+from ..evaluation.metrics import XMCMetrics
+from ..features import Features
+from ..modeling_xmc import XMCForTextClassification
+from .clustering import Progress
+
+# Documents in memory at a time.
+BATCH_SIZE = 4096
+
+
+def document_features(model: XMCForTextClassification, dataset: Dataset, num_threads: int | None = None) -> Features:
+    """
+    Features of the documents of a data set, as the model was trained on them.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A trained model: one with TF-IDF reads the column `text`, any other the vectors.
+        dataset (`datasets.Dataset`):
+            Documents in the columns of [`prepare_dataset`].
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+    """
+    if model.ranker is None:
+        raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
+    needed = "text" if model.tfidf is not None else "feature_ids"
+    if needed not in dataset.column_names:
+        kind = "texts" if needed == "text" else "vectors (`feature_ids` and `feature_values`)"
+        raise ValueError(f"The model reads {kind}, but the data set has only {', '.join(dataset.column_names)}.")
+    if model.tfidf is not None:
+        return model.featurize(dataset["text"], num_threads)
+    return Features(feature_matrix(dataset, model.ranker.num_sparse)).normalized()
+
+
+def predict_batches(
+    model: XMCForTextClassification,
+    dataset: Dataset,
+    top_k: int | None = None,
+    beam_size: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    num_threads: int | None = None,
+    report: Progress | None = None,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """
+    Yields scores and label ids, `(documents, top_k)` each, of one batch of documents after another.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A trained model.
+        dataset (`datasets.Dataset`):
+            Documents in the columns of [`prepare_dataset`].
+        top_k (`int`, *optional*):
+            Labels per document; that of the model by default.
+        beam_size (`int`, *optional*):
+            Nodes kept per level; that of the model by default.
+        batch_size (`int`, *optional*, defaults to 4096):
+            Documents in memory at a time.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+        report (`Callable`, *optional*):
+            Called with (stage, done, total).
+    """
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
+    for start in range(0, len(dataset), batch_size):
+        stop = min(start + batch_size, len(dataset))
+        features = document_features(model, dataset.select(range(start, stop)), num_threads)
+        output = model(features, top_k, beam_size, num_threads)
+        yield output.scores.cpu().numpy(), output.indices.cpu().numpy()
+        if report is not None:
+            report("predict", stop, len(dataset))
+
+
+def evaluate_model(
+    model: XMCForTextClassification,
+    dataset: Dataset,
+    ks: Iterable[int] | None = None,
+    beam_size: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    num_threads: int | None = None,
+    report: Progress | None = None,
+) -> XMCMetrics:
+    """
+    Predicts a data set and compares with its labels. Labels that training did not see count as missed.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A trained model.
+        dataset (`datasets.Dataset`):
+            Documents with labels, in the columns of [`prepare_dataset`].
+        ks (`Iterable[int]`, *optional*):
+            Lengths of the ranking at which to measure; those of [`XMCMetrics`] by default.
+        beam_size (`int`, *optional*):
+            Nodes kept per level; that of the model by default.
+        batch_size (`int`, *optional*, defaults to 4096):
+            Documents in memory at a time.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+        report (`Callable`, *optional*):
+            Called with (stage, done, total).
+    """
+    labels = model.labels
+    if labels is None:
+        raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
+    truth = labels.encode(dataset, keep_unseen=True)
+    if not (truth.indices < len(labels)).any():
+        shown = next((row["labels"] for row in dataset if row["labels"]), [])[:3]
+        raise ValueError(
+            f"No label of the data set is one of the model's {len(labels)} labels: it has such as {shown}, the model "
+            f"such as {labels.names[:3]}. Check the column of labels and that both name labels the same way."
+        )
+    known = {"counts": labels.counts, "num_documents": labels.num_documents} if labels.num_documents else {}
+    metrics = XMCMetrics(**known, **({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
+    start = 0
+    batches = predict_batches(model, dataset, metrics.ks[-1], beam_size, batch_size, num_threads, report)
+    for _, indices in batches:
+        metrics.update(indices, truth[start : start + len(indices)])
+        start += len(indices)
+    return metrics

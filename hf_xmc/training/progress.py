@@ -1,0 +1,92 @@
+"""One progress bar that names the stage at work, and the time each stage took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import ProgressCallback
+
+from .clustering import Progress
+
+
+class StageProgressCallback(ProgressCallback):
+    """The bar of the trainer, restarted and renamed for every stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+        self._stage = ""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` pieces of a stage are done."""
+        if self.training_bar is None and self.prediction_bar is None:
+            self.prediction_bar = tqdm(total=total, desc=stage, dynamic_ncols=True)
+            self._stage = stage
+        bar = self.prediction_bar if self.training_bar is None else self.training_bar
+        if stage != self._stage or bar.total != total:
+            bar.set_description(stage, refresh=False)
+            bar.reset(total)
+            self._stage = stage
+        bar.update(done - bar.n)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Opens the bar; its length is that of the first stage."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self._stage = ""
+
+
+class Stages:
+    """
+    Runs the stages of a training: times each and logs it.
+
+    Args:
+        log (`Callable[[dict[str, float]], None]`):
+            Takes the seconds of a stage.
+        report (`Callable`, *optional*):
+            Called with (stage, done, total) while a stage is at work.
+    """
+
+    def __init__(self, log: Callable[[dict[str, float]], None], report: Progress | None = None) -> None:
+        self._log = log
+        self.report = report
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, float]]:
+        """Times its block. What the block puts into the dictionary is logged along with the seconds."""
+        start = time.perf_counter()
+        facts: dict[str, float] = {}
+        yield facts
+        self.seconds[name] = time.perf_counter() - start
+        self._log({f"{name}_seconds": round(self.seconds[name], 2), **facts})
+
+
+class CountedTexts(Sequence):
+    """
+    Texts that report how many of them were read.
+
+    Args:
+        texts (`Sequence[str]`):
+            A list or the column of a dataset.
+        stage (`str`):
+            Name of what reads them.
+        report (`Callable`, *optional*):
+            Called with (stage, done, total) on every reading.
+    """
+
+    def __init__(self, texts: Sequence[str], stage: str, report: Progress | None) -> None:
+        self._texts, self._stage, self._report = texts, stage, report
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, rows: Any) -> Any:
+        if self._report is not None:
+            last = rows.indices(len(self))[1] if isinstance(rows, slice) else rows + 1
+            self._report(self._stage, last, len(self))
+        return self._texts[rows]

@@ -1,0 +1,230 @@
+"""
+Dual coordinate descent for sixteen sibling classifiers at a time: the compiled inner loops of ranker training.
+
+Each classifier minimises `1/2 |w|^2 + sum_i C_i * loss(y_i * (w . x_i + prior))` over the documents its parent
+shortlists, `loss` being the squared hinge or the logistic loss. The margin starts from a constant `prior` (-1 by
+default): a classifier that has seen nothing already rejects everything, so that only negatives which resemble a
+positive cost any work, where a zero start has to learn the rejection from every single negative.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..lanes import LANES, compiled, lane_add, lane_add_run, lane_dot, lane_dot_run
+
+SQUARED_HINGE, LOGISTIC = 0, 1
+
+
+@compiled
+def solve_block(
+    indptr,
+    indices,
+    data,
+    dense,
+    norms,
+    documents,
+    diagonal,
+    num_lanes,
+    loss,
+    prior,
+    max_passes,
+    tolerance,
+    seed,
+    weights,
+    dense_weights,
+):
+    """
+    Trains `num_lanes` sibling classifiers in place and returns the number of passes made.
+
+    `diagonal[i, lane]` is `+1/(2C)` for a positive document, `-1/(2C)` for a negative one (`C` and `-C` for the
+    logistic loss). `weights` (features, LANES) and `dense_weights` (dimensions, LANES) come zeroed.
+    """
+    count = documents.shape[0]
+    width = dense.shape[1]
+    flat_dense = dense.reshape(-1)
+    alpha = np.zeros((count, LANES), dtype=np.float32)
+    scores = np.zeros(LANES, dtype=np.float32)
+    delta = np.zeros(LANES, dtype=np.float32)
+    active = np.ones(count, dtype=np.bool_)
+    order = np.empty(count, dtype=np.int64)
+    state = np.uint64(2 * seed + 1)
+    # Documents far from every margin are skipped; whole sweeps find those that moved back, ever less often.
+    slack = np.float32(tolerance * 0.1)
+    next_sweep, gap = 0, 1
+    for step in range(max_passes):
+        sweep = step == next_sweep
+        if sweep:
+            gap += 1
+            next_sweep = step + gap
+        visits = _gather(active, sweep, order)
+        state = _shuffle(order, visits, state)
+        if step == 0:
+            _positives_first(order, visits, diagonal, num_lanes)
+        worst = np.float32(0)
+        for visit in range(visits):
+            i = order[visit]
+            document = documents[i]
+            begin, end = np.int64(indptr[document]), np.int64(indptr[document + 1])
+            first = np.int64(document * width)
+            scores[:] = prior
+            lane_dot(indices, data, begin, end, weights, scores)
+            lane_dot_run(flat_dense, first, first + width, dense_weights, 0, scores)
+            if loss == SQUARED_HINGE:
+                violation = _squared_hinge_step(
+                    alpha[i], diagonal[i], scores, norms[document], num_lanes, slack, delta
+                )
+            else:
+                violation = _logistic_step(alpha[i], diagonal[i], scores, norms[document], num_lanes, slack, delta)
+            active[i] = violation > slack
+            if active[i]:
+                lane_add(indices, data, begin, end, weights, delta)
+                lane_add_run(flat_dense, first, first + width, dense_weights, 0, delta)
+            worst = max(worst, violation)
+        if sweep and worst <= tolerance:
+            return step + 1
+    return max_passes
+
+
+@compiled
+def _gather(active, everything, order):
+    """Writes the documents to visit to the front of `order` and returns how many they are."""
+    visits = 0
+    for i in range(active.shape[0]):
+        if everything or active[i]:
+            order[visits] = i
+            visits += 1
+    return visits
+
+
+@compiled
+def _shuffle(order, visits, state):
+    """Fisher-Yates with a linear congruential generator of its own: the same on every platform and thread."""
+    for i in range(visits - 1, 0, -1):
+        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        j = np.int64((state >> np.uint64(33)) % np.uint64(i + 1))
+        order[i], order[j] = order[j], order[i]
+    return state
+
+
+@compiled
+def _positives_first(order, visits, diagonal, num_lanes):
+    front = 0
+    for i in range(visits):
+        positive = False
+        for lane in range(num_lanes):
+            positive |= diagonal[order[i], lane] > 0
+        if positive:
+            order[i], order[front] = order[front], order[i]
+            front += 1
+
+
+@compiled
+def _squared_hinge_step(alpha, diagonal, scores, norm, num_lanes, slack, delta):
+    """Exact minimiser of the dual in each lane's coordinate; returns the largest violation seen."""
+    worst = np.float32(0)
+    for lane in range(num_lanes):
+        shift = abs(diagonal[lane])
+        sign = np.float32(1) if diagonal[lane] > 0 else np.float32(-1)
+        old = alpha[lane]
+        gradient = sign * scores[lane] - np.float32(1) + shift * old
+        violation = abs(gradient) if old > 0 else max(-gradient, np.float32(0))
+        delta[lane] = np.float32(0)
+        if violation > slack:
+            new = max(old - gradient / (norm + shift), np.float32(0))
+            alpha[lane] = new
+            delta[lane] = (new - old) * sign
+            worst = max(worst, violation)
+    return worst
+
+
+@compiled
+def _logistic_step(alpha, diagonal, scores, norm, num_lanes, slack, delta):
+    """
+    Newton steps on `norm * (C * sigmoid(u) - old) + y * score + u = 0`, the optimality of one dual coordinate.
+
+    Written in `u = logit(alpha / C)` the equation is increasing with a slope of at least one, so it needs no safeguards
+    against leaving `(0, C)`.
+    """
+    worst = np.float32(0)
+    for lane in range(num_lanes):
+        cost = np.float64(abs(diagonal[lane]))
+        sign = 1.0 if diagonal[lane] > 0 else -1.0
+        old = np.float64(alpha[lane])
+        margin = sign * scores[lane]
+        u = -margin
+        for _ in range(20):
+            share = 1.0 / (1.0 + np.exp(-u))
+            residual = norm * (cost * share - old) + margin + u
+            u -= residual / (norm * cost * share * (1.0 - share) + 1.0)
+            if abs(residual) < 1e-6:
+                break
+        new = np.float32(cost / (1.0 + np.exp(-u)))
+        change = new - alpha[lane]
+        violation = norm * abs(change)
+        delta[lane] = np.float32(0)
+        if violation > slack:
+            alpha[lane] = new
+            delta[lane] = change * np.float32(sign)
+            worst = max(worst, np.float32(violation))
+    return worst
+
+
+@compiled
+def block_diagonal(
+    target_ptr, targets, relevance, documents, first, num_lanes, loss, positive_cost, negative_cost, weighted, diagonal
+):
+    """
+    Fills `diagonal` (see [`solve_block`]) for the siblings `first .. first + num_lanes` of one level.
+
+    With `weighted`, the cost of a positive is multiplied by its share `relevance / sum(relevance of the document)`,
+    equation (6).
+    """
+    negative = np.float32(-negative_cost if loss == LOGISTIC else -0.5 / negative_cost)
+    for i in range(documents.shape[0]):
+        diagonal[i, :] = negative
+        begin, end = target_ptr[documents[i]], target_ptr[documents[i] + 1]
+        total = np.float32(0)
+        for p in range(begin, end):
+            total += relevance[p]
+        for p in range(begin, end):
+            lane = targets[p] - first
+            if 0 <= lane < num_lanes:
+                cost = positive_cost * relevance[p] / total if weighted else positive_cost
+                diagonal[i, lane] = np.float32(cost if loss == LOGISTIC else 0.5 / cost)
+
+
+@compiled
+def collect_rows(indptr, indices, documents, weights, threshold, seen):
+    """
+    Features of a trained block with a weight of at least `threshold` in some lane, in order of first appearance.
+
+    Returns the feature ids and their rows with smaller weights set to zero; `weights` and `seen` are zero again afterwards.
+    """
+    upper = 0
+    for i in range(documents.shape[0]):
+        upper += indptr[documents[i] + 1] - indptr[documents[i]]
+    touched = np.empty(min(upper, weights.shape[0]), dtype=np.int32)
+    count = kept = 0
+    for i in range(documents.shape[0]):
+        for p in range(indptr[documents[i]], indptr[documents[i] + 1]):
+            feature = indices[p]
+            if not seen[feature]:
+                seen[feature] = True
+                touched[count] = feature
+                count += 1
+                kept += np.abs(weights[feature]).max() >= threshold
+    features = np.empty(kept, dtype=np.int32)
+    rows = np.empty((kept, LANES), dtype=np.float32)
+    kept = 0
+    for t in range(count):
+        feature = touched[t]
+        seen[feature] = False
+        if np.abs(weights[feature]).max() >= threshold:
+            features[kept] = feature
+            for lane in range(LANES):
+                value = weights[feature, lane]
+                rows[kept, lane] = value if abs(value) >= threshold else np.float32(0)
+            kept += 1
+        weights[feature, :] = 0
+    return features, rows

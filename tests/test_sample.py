@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hf_xmc.data import load_sample
+from hf_xmc.data.sample import SAMPLE_FOLDER
+from hf_xmc.labels import Labels
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    return load_sample(cache_dir=str(tmp_path_factory.mktemp("cache")))
+
+
+def test_sizes(sample):
+    assert list(sample) == ["train", "validation", "test"]
+    assert {name: len(split) for name, split in sample.items()} == {
+        "train": 16_000,
+        "validation": 2_000,
+        "test": 2_000,
+    }
+    assert all(split.column_names == ["text", "labels"] for split in sample.values())
+    assert sum(path.stat().st_size for path in SAMPLE_FOLDER.iterdir()) <= 3_000_000
+
+
+def test_every_label_can_be_learnt(sample):
+    labels = Labels.from_dataset(sample["train"])
+    assert len(labels) >= 2_000 and labels.counts.min() >= 5
+    for split in sample.values():
+        encoded = labels.encode(split, keep_unseen=True)
+        assert encoded.shape[1] == len(labels)
+        assert encoded.getnnz(axis=1).min() >= 2
+
+
+def test_splits_share_no_text(sample):
+    texts = [text for split in sample.values() for text in split["text"]]
+    assert len(set(texts)) == len(texts) and all(text.strip() for text in texts)
+
+
+def test_readme_has_the_numbers_and_licences(sample):
+    readme = (SAMPLE_FOLDER / "README.md").read_text(encoding="utf-8")
+    assert f"{len(Labels.from_dataset(sample['train'])):,} subjects" in readme
+    assert "CC0 1.0" in readme and "CC BY 4.0" in readme
+    for name, split in sample.items():
+        per_document = sum(map(len, split["labels"])) / len(split)
+        assert re.search(rf"\| {name} \| {len(split):,} \| {per_document:.2f} \|", readme)
