@@ -1,8 +1,8 @@
 """
 Extreme multi-label text classification in the Hugging Face ecosystem.
 
-Importing the package registers its classes with `AutoConfig`, `AutoModel` and `AutoModelForSequenceClassification`, and
-the pipeline task `extreme-text-classification`. What trains a model is imported when it is first used.
+Importing the package registers its classes with `AutoConfig`, `AutoModel` and `AutoModelForSequenceClassification`,
+and the pipeline task `extreme-text-classification`. What trains a model is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def _register() -> None:
     for auto_class in (AutoModel, AutoModelForSequenceClassification):
         auto_class.register(XMCConfig, XMCForTextClassification, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
-        PIPELINE_REGISTRY.register_pipeline(
-            TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text"
-        )
+        PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
 
 
 _register()

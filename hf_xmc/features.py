@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from .kernels import scaled_rows, squared_norms
+
 
 @dataclass(frozen=True)
 class Features:
@@ -66,11 +68,10 @@ class Features:
 
 def normalize_rows(matrix: csr_matrix) -> csr_matrix:
     """The rows of a sparse matrix scaled to unit length; the indices are shared, zero rows stay zero."""
-    squares = np.add.reduceat(np.append(matrix.data.astype(np.float64) ** 2, 0), matrix.indptr[:-1])
-    squares[np.diff(matrix.indptr) == 0] = 1  # reduceat gives the next row's first value for an empty one
-    norms = np.sqrt(squares)
-    norms[norms == 0] = 1
-    data = (matrix.data / np.repeat(norms, np.diff(matrix.indptr))).astype(np.float32)
+    norms = np.sqrt(squared_norms(matrix.indptr, matrix.data))
+    if np.allclose(norms[norms > 0], 1, rtol=0, atol=1e-6):
+        return matrix
+    data = scaled_rows(matrix.indptr, matrix.data, 1 / np.where(norms == 0, np.float32(1), norms))
     return csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape)
 
 

@@ -1,20 +1,43 @@
 """
 The compiled inner loops of prediction: beam search through blocks of sibling classifiers.
 
-The children of a node are cut into blocks of at most [`LANES`] siblings. A block stores one row of weights per feature it
-knows. Its rows are sorted by a hash of the feature, with the first row of every hash bucket in a table: finding a
-document's feature costs one look into the table and rarely more than one comparison.
+The children of a node are cut into blocks of at most [`LANES`] siblings. A block stores one record per feature it knows:
+the feature, a scale and sixteen weights, next to each other because a search needs either all or none of them. Records are
+sorted by a hash of the feature, with the first record of every hash bucket in a table: finding a document's feature costs
+one look into the table and rarely more than one comparison.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .lanes import LANES, compiled, lane_dot, lane_dot_int8, lane_dot_run
+from .lanes import HEADER, LANES, compiled, lane_dot_float, lane_dot_int8, lane_dot_run, prefetch
 
 SQUARED_HINGE, LOGISTIC = 0, 1
 
 _MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: spreads neighbouring feature ids over the table
+
+
+@compiled
+def squared_norms(indptr, data):
+    """Squared length of each sparse row."""
+    norms = np.zeros(indptr.shape[0] - 1, dtype=np.float32)
+    for row in range(norms.shape[0]):
+        total = 0.0
+        for p in range(indptr[row], indptr[row + 1]):
+            total += np.float64(data[p]) * data[p]
+        norms[row] = total
+    return norms
+
+
+@compiled
+def scaled_rows(indptr, data, factors):
+    """The values of a sparse matrix, each row multiplied by its factor."""
+    scaled = np.empty_like(data)
+    for row in range(factors.shape[0]):
+        for p in range(indptr[row], indptr[row + 1]):
+            scaled[p] = data[p] * factors[row]
+    return scaled
 
 
 @compiled
@@ -51,41 +74,49 @@ def _bucket(feature, bits):
 
 
 @compiled
-def quantize_rows(rows, codes, scales):
-    """int8 codes with one float32 scale per row: the largest weight of a row becomes 127."""
-    for row in range(rows.shape[0]):
-        largest = np.abs(rows[row]).max()
-        scale = largest / np.float32(127) if largest > 0 else np.float32(1)
-        scales[row] = scale
-        for lane in range(LANES):
-            codes[row, lane] = np.int8(np.rint(rows[row, lane] / scale))
+def quantize(row, codes):
+    """Writes sixteen int8 codes and returns their scale: the largest weight becomes 127."""
+    largest = np.abs(row).max()
+    scale = largest / np.float32(127) if largest > 0 else np.float32(1)
+    for lane in range(LANES):
+        codes[lane] = np.int8(np.rint(row[lane] / scale))
+    return scale
 
 
 @compiled
 def _block_scores(
-    block, indices, data, begin, end, dense, row_begin, bucket_begin, buckets, features, scales, weights, codes, dense_weights,
-    hits, factors, scores
+    block, indices, data, begin, end, dense, row_begin, bucket_begin, buckets, records, features, scales, dense_weights,
+    starts, ends, hits, factors, scores
 ):  # fmt: skip
-    """Margins of the siblings of one block for one document, in `scores`."""
+    """
+    Margins of the siblings of one block for one document, in `scores`.
+
+    Three loops rather than one: those without branches let their memory accesses, mostly cache misses, overlap.
+    """
     first_row, first_bucket = row_begin[block], bucket_begin[block]
     bits = bucket_bits(row_begin[block + 1] - first_row)
+    for p in range(begin, end):
+        slot = first_bucket + _bucket(indices[p], bits)
+        starts[p - begin] = buckets[slot]
+        ends[p - begin] = buckets[slot + 1]
+    for p in range(end - begin):
+        prefetch(records, first_row + starts[p])
     found = 0
     for p in range(begin, end):
         feature = indices[p]
-        slot = first_bucket + _bucket(feature, bits)
-        for row in range(first_row + buckets[slot], first_row + buckets[slot + 1]):
-            if features[row] == feature:
+        for row in range(first_row + starts[p - begin], first_row + ends[p - begin]):
+            if features[row, 0] == feature:
                 hits[found] = row
-                factors[found] = data[p] * scales[row] if codes.shape[0] > 0 else data[p]
+                factors[found] = data[p] * scales[row, 1]
                 found += 1
                 break
     width = dense.shape[0]
     scores[:] = 0
     lane_dot_run(dense, 0, width, dense_weights, block * width, scores)
-    if codes.shape[0] > 0:
-        lane_dot_int8(hits, factors, 0, found, codes, scores)
+    if records.shape[1] == HEADER + LANES:
+        lane_dot_int8(hits, factors, 0, found, records, scores)
     else:
-        lane_dot(hits, factors, 0, found, weights, scores)
+        lane_dot_float(hits, factors, 0, found, records, scores)
 
 
 @compiled
@@ -153,7 +184,7 @@ def _sort_heap(heap_scores, heap_nodes, size):
 @compiled
 def search(
     indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin, buckets,
-    features, scales, weights, codes, dense_weights, loss, depth, beam_size, by_path, out_scores, out_nodes
+    records, features, scales, dense_weights, loss, depth, beam_size, by_path, out_scores, out_nodes
 ):  # fmt: skip
     """
     Best nodes of level `depth` for the documents `first_document .. last_document`, best first.
@@ -161,41 +192,80 @@ def search(
     A beam of `beam_size` nodes goes down the tree, ranked by the product of the probabilities along the path. The last
     level is ranked by that product as well (`by_path`; logarithms are returned) or by its own margin alone.
     `out_nodes` gets node numbers of the whole tree, -1 where a document has fewer candidates than columns.
+
+    All documents descend together, node by node: the classifiers of a node are fetched once for all that visit it.
     """
-    top_k = out_scores.shape[1]
-    width = max(beam_size, top_k)
-    beam_scores, beam_nodes = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.int64)
-    heap_scores, heap_nodes = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.int64)
-    scores = np.zeros(LANES, dtype=np.float32)
-    longest = 0
+    count, top_k = out_scores.shape
+    sizes = np.ones(count, dtype=np.int64)
+    beam_scores, beam_nodes = np.zeros((count, 1), dtype=np.float32), np.zeros((count, 1), dtype=np.int64)
+    longest = np.int64(0)
     for document in range(first_document, last_document):
-        longest = max(longest, indptr[document + 1] - indptr[document])
+        longest = max(longest, np.int64(indptr[document + 1] - indptr[document]))
+    starts, ends = np.empty(longest, dtype=np.int32), np.empty(longest, dtype=np.int32)
     hits, factors = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
-    for document in range(first_document, last_document):
-        begin, end = np.int64(indptr[document]), np.int64(indptr[document + 1])
-        beam_nodes[0], beam_scores[0], size = 0, np.float32(0), 1
-        for level in range(1, depth + 1):
-            last = level == depth
-            limit = top_k if last else beam_size
-            kept = 0
-            for position in range(size):
-                node = beam_nodes[position]
-                for block in range(block_begin[node], block_begin[node + 1]):
+    scores = np.zeros(LANES, dtype=np.float32)
+    for level in range(1, depth + 1):
+        last = level == depth
+        limit = top_k if last else beam_size
+        heap_scores = np.empty((count, limit), dtype=np.float32)
+        heap_nodes = np.empty((count, limit), dtype=np.int64)
+        kept = np.zeros(count, dtype=np.int64)
+        visits = _visits_by_node(beam_nodes, sizes)
+        group = 0
+        while group < visits.shape[0]:
+            node = beam_nodes[visits[group, 0], visits[group, 1]]
+            group_end = group + 1
+            while group_end < visits.shape[0] and beam_nodes[visits[group_end, 0], visits[group_end, 1]] == node:
+                group_end += 1
+            for block in range(block_begin[node], block_begin[node + 1]):
+                first_child = child_begin[node] + (block - block_begin[node]) * LANES
+                num_lanes = min(LANES, child_begin[node + 1] - first_child)
+                for visit in range(group, group_end):
+                    i, position = visits[visit, 0], visits[visit, 1]
+                    document = first_document + i
                     _block_scores(
-                        block, indices, data, begin, end, dense[document], row_begin, bucket_begin, buckets, features, scales,
-                        weights, codes, dense_weights, hits, factors, scores
+                        block, indices, data, np.int64(indptr[document]), np.int64(indptr[document + 1]), dense[document],
+                        row_begin, bucket_begin, buckets, records, features, scales, dense_weights, starts, ends, hits,
+                        factors, scores
                     )  # fmt: skip
-                    first_child = child_begin[node] + (block - block_begin[node]) * LANES
-                    for lane in range(min(LANES, child_begin[node + 1] - first_child)):
+                    for lane in range(num_lanes):
                         score = scores[lane]
                         if by_path or not last:
-                            score = beam_scores[position] + _log_probability(score, loss)
-                        kept = _keep_best(heap_scores, heap_nodes, kept, limit, score, first_child + lane)
-            if last:
-                _sort_heap(heap_scores, heap_nodes, kept)
-            beam_scores, heap_scores = heap_scores, beam_scores
-            beam_nodes, heap_nodes = heap_nodes, beam_nodes
-            size = kept
-        row = document - first_document
-        out_scores[row, :size], out_nodes[row, :size] = beam_scores[:size], beam_nodes[:size]
-        out_scores[row, size:], out_nodes[row, size:] = -np.inf, -1
+                            score = beam_scores[i, position] + _log_probability(score, loss)
+                        kept[i] = _keep_best(heap_scores[i], heap_nodes[i], kept[i], limit, score, first_child + lane)
+            group = group_end
+        beam_scores, beam_nodes, sizes = heap_scores, heap_nodes, kept
+    for i in range(count):
+        size = sizes[i]
+        _sort_heap(beam_scores[i], beam_nodes[i], size)
+        out_scores[i, :size], out_nodes[i, :size] = beam_scores[i, :size], beam_nodes[i, :size]
+        out_scores[i, size:], out_nodes[i, size:] = -np.inf, -1
+
+
+@compiled
+def _visits_by_node(beam_nodes, sizes):
+    """(document, position in its beam) of every visit, visits of one node next to each other."""
+    total = sizes.sum()
+    nodes = np.empty(total, dtype=np.int64)
+    visits = np.empty((total, 2), dtype=np.int64)
+    at = 0
+    for i in range(sizes.shape[0]):
+        for position in range(sizes[i]):
+            nodes[at] = beam_nodes[i, position]
+            visits[at, 0], visits[at, 1] = i, position
+            at += 1
+    return visits[np.argsort(nodes, kind="mergesort")]
+
+
+@compiled
+def pack_rows(features, rows, order, records, record_features, record_scales, quantized):
+    """Writes records in `order`; the last three arrays are views of one memory as int8, int32 and float32."""
+    floats_at = HEADER // 4
+    for at in range(order.shape[0]):
+        row = order[at]
+        record_features[at, 0] = features[row]
+        if quantized:
+            record_scales[at, 1] = quantize(rows[row], records[at, HEADER:])
+        else:
+            record_scales[at, 1] = 1
+            record_scales[at, floats_at:] = rows[row]

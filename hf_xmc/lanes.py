@@ -18,6 +18,9 @@ from numba.extending import intrinsic
 
 LANES = 16
 
+# Bytes before the weights of a stored row: the feature (int32) and the scale of the weights (float32).
+HEADER = 8
+
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _INDEX = ir.IntType(64)
@@ -161,24 +164,56 @@ def lane_add_run(typingctx, values, begin, end, weights, first_row, delta):
     return types.void(values, types.int64, types.int64, weights, types.int64, delta), codegen
 
 
+def _packed_dot(vector_type: ir.VectorType, convert: Any) -> Any:
+    """Intrinsic for the dot product with records of [`HEADER`] bytes followed by sixteen weights of one type."""
+
+    def typing(typingctx, rows, values, begin, end, records, out):
+        def codegen(context, builder, signature, args):
+            row_of, value_of, out = (_data(context, builder, signature.args[i], args[i]) for i in (0, 1, 5))
+            array = context.make_array(signature.args[4])(context, builder, args[4])
+            stride = builder.extract_value(array.strides, 0)
+
+            def term(position: ir.Value) -> tuple[ir.Value, ir.Value]:
+                row = _as_index(builder, _element(builder, row_of, position))
+                offset = builder.add(builder.mul(row, stride), ir.Constant(_INDEX, HEADER))
+                pointer = builder.bitcast(builder.gep(array.data, [offset]), vector_type.as_pointer())
+                vector = convert(builder, builder.load(pointer, align=1))
+                return _splat(builder, _element(builder, value_of, position)), vector
+
+            total = _accumulate(builder, args[2], args[3], term)
+            _add_into(builder, builder.bitcast(out, _FLOATS.as_pointer()), total)
+            return context.get_dummy_value()
+
+        return types.void(rows, values, types.int64, types.int64, records, out), codegen
+
+    return intrinsic(typing)
+
+
+def _int8_to_float(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    return builder.sitofp(builder.sext(codes, ir.VectorType(ir.IntType(32), LANES)), _FLOATS)
+
+
+# `out[:LANES] += sum(values[p] * weights of records[rows[p]])` for int8 `records` (rows, bytes); see `kernels.py`.
+lane_dot_int8 = _packed_dot(_BYTES, _int8_to_float)
+lane_dot_float = _packed_dot(_FLOATS, lambda builder, vector: vector)
+
 @intrinsic
-def lane_dot_int8(typingctx, rows, values, begin, end, weights, out):
-    """As `lane_dot` with int8 `weights`; the scale of each row is already multiplied into `values`."""
+def prefetch(typingctx, records, row):
+    """Asks for a row of a two-dimensional array to be brought into the cache; never waits, never fails."""
 
     def codegen(context, builder, signature, args):
-        row_of, value_of, base, out = (_data(context, builder, signature.args[i], args[i]) for i in (0, 1, 4, 5))
-
-        def term(position: ir.Value) -> tuple[ir.Value, ir.Value]:
-            row = _as_index(builder, _element(builder, row_of, position))
-            codes = builder.load(_row(builder, base, row, _BYTES), align=1)
-            wide = builder.sext(codes, ir.VectorType(ir.IntType(32), LANES))
-            return _splat(builder, _element(builder, value_of, position)), builder.sitofp(wide, _FLOATS)
-
-        total = _accumulate(builder, args[2], args[3], term)
-        _add_into(builder, builder.bitcast(out, _FLOATS.as_pointer()), total)
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        offset = builder.mul(args[1], builder.extract_value(array.strides, 0))
+        address = builder.bitcast(builder.gep(array.data, [offset]), ir.IntType(8).as_pointer())
+        flag = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag]), "llvm.prefetch.p0"
+        )
+        read, keep, data_cache = flag(0), flag(3), flag(1)
+        builder.call(function, [address, read, keep, data_cache])
         return context.get_dummy_value()
 
-    return types.void(rows, values, types.int64, types.int64, weights, out), codegen
+    return types.void(records, types.int64), codegen
 
 
 compiled = numba.njit(cache=True, nogil=True)

@@ -19,8 +19,9 @@ RANKER_FILE = "ranker.safetensors"
 LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
-# Documents per piece of work of a thread: enough to hide the cost of a call, few enough to share the work evenly.
-_DOCUMENTS_PER_TASK = 256
+# Documents that a thread takes through the tree together, and the candidates it may hold for them.
+_MAX_DOCUMENTS = 2048
+_MAX_HEAP = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,19 @@ class RankerWeights:
     All classifiers of a ranker in a handful of flat arrays; `kernels.py` says how they are searched.
 
     Args:
-        row_begin (`np.ndarray`): First row of each block, int64 (blocks + 1).
+        row_begin (`np.ndarray`): First record of each block, int64 (blocks + 1).
         bucket_begin (`np.ndarray`): First entry of each block's bucket table, int64 (blocks + 1).
-        buckets (`np.ndarray`): First row of each hash bucket, counted from the block's first row, int32.
-        features (`np.ndarray`): Feature of each row, int32.
-        scales (`np.ndarray`): Scale of each int8 row, float32; empty for float32 weights.
-        weights (`np.ndarray`): (rows, LANES), int8 codes or float32.
+        buckets (`np.ndarray`): First record of each hash bucket, counted from the block's first, int32.
+        records (`np.ndarray`):
+            One row per feature of a block, int8 (rows, bytes): the feature as int32, the scale as float32, then LANES
+            weights as int8 or float32.
         dense (`np.ndarray`): Weights of the dense features and, last, the bias; float32 (blocks * (dimensions + 1), LANES).
     """
 
     row_begin: np.ndarray
     bucket_begin: np.ndarray
     buckets: np.ndarray
-    features: np.ndarray
-    scales: np.ndarray
-    weights: np.ndarray
+    records: np.ndarray
     dense: np.ndarray
 
 
@@ -64,7 +63,7 @@ class LinearRanker:
             `"squared_hinge"` or `"logistic"`: how a margin becomes a probability.
         ranking (`str`, *optional*, defaults to `"leaf"`):
             `"leaf"` ranks labels by their own margin, `"path"` by the product of the probabilities from the root.
-        beam_size (`int`, *optional*, defaults to `20`):
+        beam_size (`int`, *optional*, defaults to `10`):
             Nodes kept per level unless `predict` is told otherwise.
     """
 
@@ -77,7 +76,7 @@ class LinearRanker:
         num_dense: int = 0,
         loss: str = "squared_hinge",
         ranking: str = "leaf",
-        beam_size: int = 20,
+        beam_size: int = 10,
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"`loss={loss!r}` is not one of {', '.join(LOSSES)}.")
@@ -141,25 +140,26 @@ class LinearRanker:
         beam_size = min(beam_size, max(self.tree.level_sizes)) if beam_size > 0 else max(self.tree.level_sizes)
         scores = np.empty((count, top_k), dtype=np.float32)
         nodes = np.empty((count, top_k), dtype=np.int64)
-        w = self.weights
-        quantized = w.weights.dtype == np.int8
-        no_floats, no_codes = np.empty((0, LANES), np.float32), np.empty((0, LANES), np.int8)
+        weights = self.weights
+        views = weights.records.view(np.int32), weights.records.view(np.float32)
+        num_threads = num_threads or os.cpu_count() or 1
+        # Many documents together use what they fetch of the model; the heaps of a wide beam bound how many.
+        together = max(1, min(_MAX_DOCUMENTS, _MAX_HEAP // max(beam_size, top_k), -(-count // num_threads)))
 
         def run(first: int) -> None:
-            last = min(first + _DOCUMENTS_PER_TASK, count)
+            last = min(first + together, count)
             search(
                 sparse.indptr, sparse.indices, sparse.data, dense, first, last, self._child_begin, self._block_begin,
-                w.row_begin, w.bucket_begin, w.buckets, w.features, w.scales, no_floats if quantized else w.weights,
-                w.weights if quantized else no_codes, w.dense, LOSSES[self.loss], depth, beam_size, by_path,
-                scores[first:last], nodes[first:last],
+                weights.row_begin, weights.bucket_begin, weights.buckets, weights.records, *views, weights.dense,
+                LOSSES[self.loss], depth, beam_size, by_path, scores[first:last], nodes[first:last],
             )  # fmt: skip
 
-        starts = range(0, count, _DOCUMENTS_PER_TASK)
-        if len(starts) <= 1:
+        starts = range(0, count, together)
+        if len(starts) <= 1 or num_threads == 1:
             for first in starts:
                 run(first)
         else:
-            with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
+            with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(run, starts))
         return scores, nodes
 

@@ -12,10 +12,11 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput
+from transformers.utils import CONFIG_NAME, ModelOutput
 
 from .configuration_xmc import XMCConfig
 from .features import Features
+from .files import resolve_file
 from .label_tree import LabelTree
 from .labels import Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
@@ -36,8 +37,8 @@ class XMCOutput(ModelOutput):
             Label ids; -1 where fewer labels were found.
     """
 
-    scores: torch.FloatTensor | None = None
-    indices: torch.LongTensor | None = None
+    scores: torch.Tensor | None = None
+    indices: torch.Tensor | None = None
 
 
 class XMCPreTrainedModel(PreTrainedModel):
@@ -206,7 +207,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         rows = zip(output.indices.tolist(), output.scores.tolist(), strict=True)
         return [[(names[i], score) for i, score in zip(*row, strict=True) if i >= 0] for row in rows]
 
-    def save_pretrained(
+    def save_pretrained(  # type: ignore[override]
         self,
         save_directory: str | os.PathLike,
         is_main_process: bool = True,
@@ -238,7 +239,9 @@ class XMCForTextClassification(XMCPreTrainedModel):
             self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_kwargs)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
+    ) -> Any:
         """
         Loads a model from a folder or the Hub. The ranker is opened by memory map: it takes no time and no copy.
 
@@ -252,8 +255,12 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 [`~transformers.PreTrainedModel.from_pretrained`].
         """
         hub_kwargs = {name: kwargs[name] for name in _HUB_KWARGS if kwargs.get(name) is not None}
+        if kwargs.get("config") is None:
+            # A folder without one would load with the default configuration.
+            resolve_file(pretrained_model_name_or_path, CONFIG_NAME, **hub_kwargs)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.ranker_share.requires_grad_(False)  # loading makes a new parameter of it
         model._load_parts(pretrained_model_name_or_path, hub_kwargs)
         return loaded
 
@@ -288,7 +295,9 @@ class XMCForTextClassification(XMCPreTrainedModel):
         labels, tree, ranker = self.labels, self.label_tree, self.ranker
         way_out = "The parts are of different models: save or download all of them again."
         if labels is not None and tree is not None and len(labels) != tree.num_labels:
-            raise ValueError(f"{source} has {len(labels)} label names but a tree of {tree.num_labels} labels. {way_out}")
+            raise ValueError(
+                f"{source} has {len(labels)} label names but a tree of {tree.num_labels} labels. {way_out}"
+            )
         if tree is not None and self.config.level_sizes != tree.level_sizes:
             raise ValueError(
                 f"{source} has a tree with the level sizes {tree.level_sizes}, but its configuration says "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sized
 from types import GeneratorType
 from typing import Any
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
-from .modeling_xmc import XMCOutput
+from .modeling_xmc import XMCForTextClassification, XMCOutput
 
 
 class ExtremeTextClassificationPipeline(Pipeline):
@@ -21,8 +22,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
     generators, `KeyDataset`s and datasets are read as a stream and give an iterator. `batch_size` documents go through
     TF-IDF and ranker together, which is far faster than one by one.
 
-    An empty text, or one of which the model knows no word, is no error: its labels are ranked by their bias alone, that
-    is, with low scores that are the same for all such texts. A `threshold` leaves them out.
+    An empty text, or one of which the model knows no word, is no error: its labels are ranked by their bias alone,
+    that is, with low scores that are the same for all such texts. A `threshold` leaves them out.
 
     Args:
         model ([`XMCForTextClassification`]):
@@ -48,13 +49,16 @@ class ExtremeTextClassificationPipeline(Pipeline):
     ```
     """
 
-    _load_tokenizer = False
-    _load_processor = False
-    _load_image_processor = False
-    _load_video_processor = False
-    _load_feature_extractor = False
+    model: XMCForTextClassification
 
-    def __init__(self, model: Any, **kwargs: Any) -> None:
+    # `None`, the base class's value, tries to load each and swallows the failure.
+    _load_tokenizer = False  # type: ignore[assignment]
+    _load_processor = False  # type: ignore[assignment]
+    _load_image_processor = False  # type: ignore[assignment]
+    _load_video_processor = False  # type: ignore[assignment]
+    _load_feature_extractor = False  # type: ignore[assignment]
+
+    def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
         super().__init__(model=model, **kwargs)
         self.model.eval()
 
@@ -97,10 +101,14 @@ class ExtremeTextClassificationPipeline(Pipeline):
         if isinstance(document, dict):
             if "text" not in document:
                 keys = ", ".join(map(repr, document)) or "none"
-                raise ValueError(f"A document that is a dictionary has its text under 'text'; this one's keys: {keys}.")
+                raise ValueError(
+                    f"A document that is a dictionary has its text under 'text'; this one's keys: {keys}."
+                )
             text = document["text"]
         if not isinstance(text, str):
-            raise TypeError(f"A document is a `str` or {{'text': str}}, got {type(text).__name__}. Pass '' for no text.")
+            raise TypeError(
+                f"A document is a `str` or {{'text': str}}, got {type(text).__name__}. Pass '' for no text."
+            )
         return {"text": [text]}
 
     def _forward(  # type: ignore[override]
@@ -112,6 +120,18 @@ class ExtremeTextClassificationPipeline(Pipeline):
         """The labels of one document by name."""
         (pairs,) = self.model.name_labels(output)
         return [{"label": label, "score": score} for label, score in pairs if threshold is None or score >= threshold]
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """
+        Saves the model. The base class would add this module's code, and the folder would need `trust_remote_code`.
+
+        Args:
+            save_directory (`str` or `os.PathLike`):
+                Folder, made where it is missing.
+            kwargs:
+                Passed to [`~XMCForTextClassification.save_pretrained`].
+        """
+        self.model.save_pretrained(save_directory, **kwargs)
 
     def get_iterator(
         self,

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from .worker_common import Predict, load_matrix, serve
 
 WARM_UP_DOCUMENTS = 500
+LABEL_MAX_FEATURES = 1024  # the default of `XMCTrainingArguments`
 
 
 # ---- The calls to hf_xmc: everything that depends on its interface is in these two functions. ----
@@ -20,16 +21,26 @@ WARM_UP_DOCUMENTS = 500
 def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int, setting: str) -> dict[str, Any]:
     """Builds the tree, trains the ranker and saves both."""
     from hf_xmc.features import Features
-    from hf_xmc.training.ranker_training import RankerTrainingArguments, build_tree, train_ranker
+    from hf_xmc.training.clustering import TreeArguments, build_tree
+    from hf_xmc.training.label_features import pifa
+    from hf_xmc.training.methods import method_options
+    from hf_xmc.training.ranker_training import RankerArguments, train_ranker
 
     start = time.perf_counter()
-    arguments = RankerTrainingArguments.from_method(setting, num_threads=threads)
-    inputs = Features(sparse=features, dense=None)
-    tree = build_tree(inputs, labels, arguments)
+    options = method_options(setting)
+    tree_options, ranker_options = (
+        {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+        for prefix in ("tree_", "ranker_")
+    )
+    inputs = Features(features).normalized()
+    label_features = pifa(inputs, labels, LABEL_MAX_FEATURES, threads)
+    tree = build_tree(label_features, TreeArguments(**tree_options), threads)
+    del label_features
     tree_s = time.perf_counter() - start
-    ranker = train_ranker(inputs, labels, tree, arguments)
+    ranker = train_ranker(inputs, labels, tree, RankerArguments(**ranker_options), threads)
     fit_s = time.perf_counter() - start
     ranker.save_pretrained(model)
+    tree.save_pretrained(model)
     return {"tree_s": tree_s, "fit_s": fit_s, "tree": [int(size) for size in tree.level_sizes]}
 
 
@@ -41,7 +52,7 @@ def load(model: str, threads: int, setting: str) -> Predict:
     ranker = LinearRanker.from_pretrained(model)
 
     def predict(features: sp.csr_matrix, top_k: int) -> np.ndarray:
-        return ranker.predict(Features(sparse=features, dense=None), top_k=top_k, num_threads=threads)[1]
+        return ranker.predict(Features(features).normalized(), top_k=top_k, num_threads=threads)[1]
 
     return predict
 

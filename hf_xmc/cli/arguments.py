@@ -50,7 +50,9 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         if not self.dataset:
-            raise ValueError("There is no data to train on: write `dataset: ...` in the recipe or give `--dataset PATH`.")
+            raise ValueError(
+                "There is no data to train on: write `dataset: ...` in the recipe or give `--dataset PATH`."
+            )
         if isinstance(self.column_mapping, str):
             self.column_mapping = parse_mapping(self.column_mapping)
 
@@ -89,9 +91,11 @@ def parse_mapping(text: str) -> dict[str, str]:
     try:
         mapping = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"The column mapping {text!r} is not JSON ({error}). Write '{{\"title\": \"text\"}}'.") from error
+        raise ValueError(
+            f'The column mapping {text!r} is not JSON ({error}). Write \'{{"title": "text"}}\'.'
+        ) from error
     if not isinstance(mapping, dict):
-        raise ValueError(f"The column mapping {text!r} is no mapping. Write '{{\"title\": \"text\"}}'.")
+        raise ValueError(f'The column mapping {text!r} is no mapping. Write \'{{"title": "text"}}\'.')
     return mapping
 
 
@@ -108,7 +112,8 @@ class RecipeParser(HfArgumentParser):
 
     def __init__(self, dataclass_types: Sequence[type], **kwargs: Any) -> None:
         # Not the default formatter of the base class: an option's default may come from the recipe or the method.
-        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=argparse.HelpFormatter, **kwargs)
+        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.HelpFormatter, **kwargs}
+        super().__init__(list(dataclass_types), **options)  # type: ignore[arg-type]
         self.add_argument("--config", metavar="RECIPE", help="Recipe: a YAML file of these options.")
 
     def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
@@ -123,7 +128,7 @@ class RecipeParser(HfArgumentParser):
             raise ValueError(f"`{unknown[0]}` is no option.{closest(unknown[0].split('=')[0], known)}")
         values = vars(namespace)
         return tuple(
-            kind(**{found.name: values[found.name] for found in fields(kind) if found.init})  # type: ignore[arg-type]
+            kind(**{found.name: values[found.name] for found in fields(kind) if found.init})
             for kind in self.dataclass_types
         )
 
@@ -133,7 +138,7 @@ class RecipeParser(HfArgumentParser):
 
     def _recipe_flags(self, path: str) -> list[str]:
         """The recipe as flags, so that values are checked alike wherever they come from."""
-        names = [found.name for kind in self.dataclass_types for found in fields(kind) if found.init]  # type: ignore[arg-type]
+        names = [found.name for kind in self.dataclass_types for found in fields(kind) if found.init]
         flags: list[str] = []
         for key, value in read_recipe(path, names).items():
             if isinstance(value, list):

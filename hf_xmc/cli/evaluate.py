@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from datasets import Dataset
 from tqdm.auto import tqdm
 
-from ..evaluation import XMCMetrics, format_by_frequency, format_metrics
+from ..evaluation import format_by_frequency, format_metrics
 from ..files import write_json
 from ..modeling_xmc import XMCForTextClassification
 from ..training.prediction import BATCH_SIZE, evaluate_model
@@ -42,31 +43,31 @@ def run(argv: Sequence[str]) -> None:
     split = args.split or (None if os.path.isfile(args.data) else "test")
     dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
     model = XMCForTextClassification.from_pretrained(args.model)
-    start = time.perf_counter()
-    with tqdm(total=len(dataset), desc="predict") as bar:
-        metrics = evaluate_model(
-            model,
-            dataset,
-            args.ks,
-            args.beam_size,
-            args.batch_size,
-            args.num_threads,
-            lambda stage, done, total: bar.update(done - bar.n) and None,
-        )
     name = f"{split or 'eval'}_results.json"
     path = args.output or (os.path.join(args.model, name) if os.path.isdir(args.model) else name)
-    facts = {"model": args.model, "dataset": args.data, "split": split, "seconds": time.perf_counter() - start}
-    write_results(metrics, path, facts)
+    facts = {"model": args.model, "dataset": args.data, "split": split}
+    options = {name: getattr(args, name) for name in ("ks", "beam_size", "batch_size", "num_threads")}
+    measure(model, dataset, path, facts, **options)
 
 
-def write_results(metrics: XMCMetrics, path: str, facts: Mapping[str, Any]) -> None:
-    """Prints the tables and writes them and `facts` to a JSON file."""
+def measure(
+    model: XMCForTextClassification, dataset: Dataset, path: str, facts: Mapping[str, Any], **options: Any
+) -> None:
+    """Evaluates a model, prints the results as tables and writes them, with `facts`, to a JSON file."""
+    start = time.perf_counter()
+    with tqdm(total=len(dataset), desc="evaluate", unit="doc") as bar:
+        metrics = evaluate_model(model, dataset, report=lambda _, done, __: _advance(bar, done), **options)
+    seconds = time.perf_counter() - start
     values = metrics.compute()
-    content: dict[str, Any] = {**facts, "documents": metrics.documents, "metrics": values}
+    content = {**facts, "documents": metrics.documents, "seconds": round(seconds, 3), "metrics": values}
     print(f"\n{format_metrics(values)}\n")
     if metrics.counts is not None:
-        content["by_frequency"] = metrics.by_frequency()
-        k = 5 if 5 in metrics.ks else metrics.ks[-1]
-        print(f"{format_by_frequency(content['by_frequency'], k=k)}\n")
+        buckets = metrics.by_frequency()
+        content["by_frequency"] = buckets
+        print(f"{format_by_frequency(buckets, k=5 if 5 in metrics.ks else metrics.ks[-1])}\n")
     write_json(path, content)
-    print(f"{metrics.documents:,} documents in {facts['seconds']:.1f} s; written to {path}.")
+    print(f"{metrics.documents:,} documents in {seconds:.1f} s; written to {path}.")
+
+
+def _advance(bar: tqdm, done: int) -> None:
+    bar.update(done - bar.n)

@@ -23,9 +23,9 @@ from ..training.prediction import predict_batches
 from .arguments import load_split
 
 DESCRIPTION = """
-Writes one line of JSON per document, in their order: {"labels": [{"label": ..., "score": ...}, ...]}. The input is read
-and the output written piece by piece: neither has to fit into memory. INPUT is any data set that can be trained on (its
-labels are ignored), a .txt file with a document per line, or - for such lines from standard input.
+Writes one line of JSON per document, in their order: {"labels": [{"label": ..., "score": ...}, ...]}. The input is
+read and the output written piece by piece: neither has to fit into memory. INPUT is any data set that can be trained
+on (its labels are ignored), a .txt file with a document per line, or - for such lines from standard input.
 """
 
 Predictions = Iterator[list[tuple[str, float]]]
@@ -61,7 +61,9 @@ def run(argv: Sequence[str]) -> None:
         predictions = _dataset(model, documents, args) if total is not None else _lines(model, documents, args)
         with _output(args.output) as file:
             for pairs in tqdm(predictions, total=total, desc="predict", unit="doc"):
-                found = [{"label": label, "score": round(score, 6)} for label, score in pairs if score >= args.threshold]
+                found = [
+                    {"label": label, "score": round(score, 6)} for label, score in pairs if score >= args.threshold
+                ]
                 file.write(json.dumps({"labels": found}, ensure_ascii=False) + "\n")
 
 
@@ -95,4 +97,4 @@ def _dataset(model: XMCForTextClassification, dataset: Dataset, args: argparse.N
         model, dataset, args.top_k, args.beam_size, args.batch_size, args.num_threads
     )
     for scores, indices in batches:
-        yield from model.name_labels(XMCOutput(scores=torch.from_numpy(scores), indices=torch.from_numpy(indices)))  # type: ignore[arg-type]
+        yield from model.name_labels(XMCOutput(scores=torch.from_numpy(scores), indices=torch.from_numpy(indices)))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 
 from ..data import load_label_texts
-from ..training.prediction import evaluate_model
 from ..training.trainer import XMCTrainer
 from ..training.training_args import XMCTrainingArguments
 from .arguments import DataArguments, RecipeParser
-from .evaluate import write_results
+from .evaluate import measure
 
 DESCRIPTION = """
-Trains a model and saves it into --output_dir; with --eval_split also measures it. Options come from the recipe and from
-flags of the same names, which win: hf-xmc train --config recipe.yaml --dataset PATH --output_dir my-tagger
+Trains a model and saves it into --output_dir; with --eval_split also measures it. Options come from the recipe and
+from flags of the same names, which win: hf-xmc train --config recipe.yaml --dataset PATH --output_dir my-tagger
 """
 
 
@@ -39,8 +37,6 @@ def run(argv: Sequence[str]) -> None:
     trainer.train()
     print(f"The model is in {args.output_dir}.")
     if eval_dataset is not None:
-        start = time.perf_counter()
-        metrics = evaluate_model(trainer.model, eval_dataset, args.eval_ks, num_threads=args.num_threads)
         path = os.path.join(args.output_dir, f"{data.eval_split}_results.json")
-        facts = {"dataset": data.dataset, "split": data.eval_split, "seconds": time.perf_counter() - start}
-        write_results(metrics, path, facts)
+        facts = {"model": args.output_dir, "dataset": data.dataset, "split": data.eval_split}
+        measure(trainer.model, eval_dataset, path, facts, ks=args.eval_ks, num_threads=args.num_threads)

@@ -115,3 +115,40 @@ def nearest_centre(indptr, indices, data, dense, members, sparse_centres, dense_
         changed += assignment[i] != best
         assignment[i] = best
     return changed
+
+
+@compiled
+def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
+    """
+    Sums of groups of rows, each cut to its `limit` largest entries (ties go to the lower column) and scaled to unit length.
+
+    `work` (one zero per column) comes and leaves zeroed. Returns indptr, indices and data of the result.
+    """
+    count = groups_ptr.shape[0] - 1
+    out_ptr = np.zeros(count + 1, dtype=np.int64)
+    out_indices = np.empty(count * limit, dtype=np.int32)
+    out_data = np.empty(count * limit, dtype=np.float32)
+    touched = np.empty(work.shape[0], dtype=np.int32)
+    at = 0
+    for group in range(count):
+        size = 0
+        for g in range(groups_ptr[group], groups_ptr[group + 1]):
+            for p in range(indptr[groups[g]], indptr[groups[g] + 1]):
+                column = indices[p]
+                if data[p] != 0:
+                    if work[column] == 0:
+                        touched[size] = column
+                        size += 1
+                    work[column] += data[p]
+        columns = np.sort(touched[:size])
+        values = work[columns]
+        work[columns] = 0
+        if size > limit:
+            kept = np.sort(np.argsort(-values, kind="mergesort")[:limit])
+            columns, values = columns[kept], values[kept]
+        norm = np.sqrt((values * values).sum())
+        out_indices[at : at + columns.shape[0]] = columns
+        out_data[at : at + columns.shape[0]] = values / norm if norm > 0 else values
+        at += columns.shape[0]
+        out_ptr[group + 1] = at
+    return out_ptr, out_indices[:at].copy(), out_data[:at].copy()

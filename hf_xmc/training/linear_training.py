@@ -11,7 +11,7 @@ from ..label_tree import LabelTree
 from ..labels import Labels
 from ..modeling_xmc import XMCForTextClassification
 from .clustering import build_tree
-from .label_features import combine, pifa
+from .label_features import pifa, side_by_side
 from .progress import CountedTexts, Stages
 from .ranker_training import train_ranker
 from .training_args import XMCTrainingArguments
@@ -88,10 +88,10 @@ def _build_tree(
         return LabelTree.flat(targets.shape[1])
     parts = []
     if args.label_features in ("pifa", "both"):
-        parts.append(pifa(features, targets, args.label_max_features))
+        parts.append(pifa(features, targets, args.label_max_features, args.num_threads))
     if args.label_features in ("text", "both"):
         parts.append(_label_text_features(model, args))
-    label_features = parts[0] if len(parts) == 1 else combine(*parts)
+    label_features = parts[0] if len(parts) == 1 else side_by_side(*parts)
     return build_tree(label_features, arguments, args.num_threads, stages.report)
 
 
@@ -99,8 +99,8 @@ def _label_text_features(model: XMCForTextClassification, args: XMCTrainingArgum
     assert model.labels is not None
     if model.labels.texts is None or not any(model.labels.texts):
         raise ValueError(
-            f"`label_features={args.label_features!r}` needs texts of the labels: pass `label_texts` to the trainer, or "
-            "use `label_features='pifa'`."
+            f"`label_features={args.label_features!r}` needs texts of the labels: pass `label_texts` to the trainer, "
+            "or use `label_features='pifa'`."
         )
     if model.tfidf is None:
         raise ValueError(f"`label_features={args.label_features!r}` needs documents that are texts, not vectors.")

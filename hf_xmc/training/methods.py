@@ -16,7 +16,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "ranker_negatives": "tfn",
         "ranker_ranking": "path",
         "ranker_beam_size": 10,
-        "ranker_threshold": 0.1,
     },
     "bonsai": {
         "tree_clustering": "kmeans",
@@ -26,11 +25,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "ranker_negatives": "tfn",
         "ranker_ranking": "path",
         "ranker_beam_size": 10,
-        "ranker_threshold": 0.1,
     },
     "dismec": {
         "tree_clustering": "flat",
-        "ranker_threshold": 0.01,
     },
 }
 

@@ -112,7 +112,7 @@ def evaluate_model(
         raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
     truth = labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(labels)).any():
-        shown = next((row["labels"] for row in dataset if row["labels"]), [])[:3]
+        shown: list = next((row["labels"] for row in dataset if row["labels"]), [])[:3]
         raise ValueError(
             f"No label of the data set is one of the model's {len(labels)} labels: it has such as {shown}, the model "
             f"such as {labels.names[:3]}. Check the column of labels and that both name labels the same way."

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from ..features import Features
-from ..kernels import bucket_bits, hash_order, quantize_rows
+from ..kernels import bucket_bits, hash_order, pack_rows, squared_norms
 from ..label_tree import LabelTree
-from ..lanes import LANES
+from ..lanes import HEADER, LANES
 from ..linear_ranker import LOSSES, RANKINGS, LinearRanker, RankerWeights, dense_part, number_blocks, sparse_part
 from .clustering import Progress
 from .shortlist import NEGATIVES, Shortlist, level_shortlist
@@ -36,10 +36,11 @@ class RankerArguments:
         negatives (`str`, *optional*, defaults to `"both"`):
             Documents a lowest node's labels are trained on: `"tfn"` those with a true label under the node, `"man"` those
             that the levels above send there, `"both"` their union.
-        train_beam_size (`int`, *optional*, defaults to `20`): Nodes per document in the beam that finds `man` negatives.
+        train_beam_size (`int`, *optional*, defaults to `30`): Nodes per document in the beam that finds `man` negatives.
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
-        beam_size (`int`, *optional*, defaults to `20`): Nodes per level at prediction.
-        threshold (`float`, *optional*, defaults to `0.05`): Smaller weights are dropped.
+        beam_size (`int`, *optional*, defaults to `10`): Nodes per level at prediction.
+        threshold (`float`, *optional*, defaults to `2e-4`):
+            Weights are dropped whose loss changes the node's margins by less than this (root mean square).
         weight_dtype (`str`, *optional*, defaults to `"int8"`): `"int8"` (one scale per row) or `"float32"`.
         max_passes (`int`, *optional*, defaults to `10`): Largest number of passes over a node's documents.
         tolerance (`float`, *optional*, defaults to `0.1`): Training of a node ends when no margin is wrong by more.
@@ -54,12 +55,12 @@ class RankerArguments:
     negatives: str = field(
         default="both", metadata={"help": "Documents a label is trained on: tfn, man or both.", "choices": NEGATIVES}
     )
-    train_beam_size: int = field(default=20, metadata={"help": "Beam that finds matcher-aware negatives."})
+    train_beam_size: int = field(default=30, metadata={"help": "Beam that finds matcher-aware negatives."})
     ranking: str = field(
         default="leaf", metadata={"help": "Rank labels by their own margin or by the whole path.", "choices": RANKINGS}
     )
-    beam_size: int = field(default=20, metadata={"help": "Nodes kept per level at prediction."})
-    threshold: float = field(default=0.05, metadata={"help": "Weights smaller than this are dropped."})
+    beam_size: int = field(default=10, metadata={"help": "Nodes kept per level at prediction."})
+    threshold: float = field(default=2e-4, metadata={"help": "Weights that move margins by less than this are dropped."})
     weight_dtype: str = field(
         default="int8", metadata={"help": "How weights are stored: int8 or float32.", "choices": WEIGHT_DTYPES}
     )
@@ -120,7 +121,7 @@ def train_ranker(
     problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1)
     level_targets = tree.targets(targets)
     child_begin, block_begin = number_blocks(tree)
-    trained: list[RankerWeights] = []
+    weights = _GrowingWeights(arguments.weight_dtype)
     ranker = None
     first_node = 0
     for level in range(1, tree.depth + 1):
@@ -133,12 +134,11 @@ def train_ranker(
         last_node = first_node + above
         blocks = _level_blocks(child_begin, block_begin, first_node, last_node)
         stage = f"ranker level {level}/{tree.depth}"
-        trained.append(problem.train_level(level_targets[level - 1], shortlist, blocks, stage, progress))
-        weights = _joined(trained) if level == tree.depth or arguments.negatives != "tfn" else None
-        if weights is not None:
+        problem.train_level(level_targets[level - 1], shortlist, blocks, weights, stage, progress)
+        if level == tree.depth or arguments.negatives != "tfn":
             ranker = LinearRanker(
                 tree,
-                weights,
+                weights.snapshot(),
                 num_sparse=features.num_sparse,
                 num_dense=features.num_dense,
                 loss=arguments.loss,
@@ -168,29 +168,27 @@ class _Problem:
         self.arguments, self.num_threads = arguments, num_threads
         sparse = sparse_part(features)
         self.dense = dense_part(features)
-        # Frequent features first: their weights share pages and cache sets, and they are what documents mostly hold.
-        frequency = np.bincount(sparse.indices, minlength=sparse.shape[1])
-        self.feature_of = np.argsort(-frequency, kind="stable").astype(np.int32)
-        rank = np.empty_like(self.feature_of)
-        rank[self.feature_of] = np.arange(len(rank), dtype=np.int32)
-        self.indptr, self.indices, self.data = sparse.indptr, rank[sparse.indices], sparse.data
-        squares = np.add.reduceat(np.append(sparse.data**2, np.float32(0)), sparse.indptr[:-1]) if len(features) else 0
-        squares = np.where(np.diff(sparse.indptr) == 0, 0, squares)
-        self.norms = (squares + (self.dense**2).sum(axis=1)).astype(np.float32)
+        self.indptr, self.indices, self.data = sparse.indptr, sparse.indices, sparse.data
+        self.norms = squared_norms(sparse.indptr, sparse.data) + (self.dense**2).sum(axis=1)
         self.work: SimpleQueue = SimpleQueue()
         for _ in range(num_threads):
-            self.work.put((np.zeros((sparse.shape[1], LANES), np.float32), np.zeros(sparse.shape[1], np.bool_)))
+            self.work.put((np.zeros((sparse.shape[1], LANES), np.float32), np.zeros(sparse.shape[1], np.float32)))
 
     def train_level(
-        self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray, stage: str, progress: Progress | None
-    ) -> RankerWeights:
-        parts = []
+        self,
+        targets: csr_matrix,
+        shortlist: Shortlist,
+        blocks: np.ndarray,
+        weights: _GrowingWeights,
+        stage: str,
+        progress: Progress | None,
+    ) -> None:
+        """Trains the blocks of one level and appends them to `weights`."""
         with ThreadPoolExecutor(self.num_threads) as pool:
-            for part in pool.map(lambda block: self._train_block(targets, shortlist, block), blocks):
-                parts.append(part)
+            for done, block in enumerate(pool.map(lambda block: self._train_block(targets, shortlist, block), blocks), 1):
+                weights.append(block)
                 if progress is not None:
-                    progress(stage, len(parts), len(blocks))
-        return _level_weights(parts, self.arguments.weight_dtype)
+                    progress(stage, done, len(blocks))
 
     def _train_block(self, targets: csr_matrix, shortlist: Shortlist, block: np.ndarray) -> _Block:
         arguments = self.arguments
@@ -203,7 +201,7 @@ class _Problem:
             arguments.negative_cost or arguments.cost, arguments.cost_sensitive, diagonal,
         )  # fmt: skip
         dense_weights = np.zeros((self.dense.shape[1], LANES), dtype=np.float32)
-        weights, seen = self.work.get()
+        weights, energy = self.work.get()
         try:
             solve_block(
                 self.indptr, self.indices, self.data, self.dense, self.norms, documents, diagonal, size, loss,
@@ -211,56 +209,69 @@ class _Problem:
                 arguments.ranker_seed + first, weights, dense_weights,
             )  # fmt: skip
             features, rows = collect_rows(
-                self.indptr, self.indices, documents, weights, np.float32(arguments.threshold), seen
+                self.indptr, self.indices, self.data, documents, weights, np.float32(arguments.threshold), energy
             )
         finally:
-            self.work.put((weights, seen))
+            self.work.put((weights, energy))
         dense_weights[-1] += np.float32(arguments.bias_prior)
-        return _packed(self.feature_of[features], rows, dense_weights, arguments.weight_dtype)
+        return _packed(features, rows, dense_weights, arguments.weight_dtype)
 
 
 @dataclass(frozen=True)
 class _Block:
     """One trained block in its final form."""
 
-    features: np.ndarray
-    weights: np.ndarray
-    scales: np.ndarray
+    records: np.ndarray
     buckets: np.ndarray
     dense: np.ndarray
 
 
 def _packed(features: np.ndarray, rows: np.ndarray, dense: np.ndarray, weight_dtype: str) -> _Block:
     order, buckets = hash_order(features, bucket_bits(len(features)))
-    rows = rows[order]
-    scales = np.empty(0, dtype=np.float32)
-    if weight_dtype == "int8":
-        codes, scales = np.empty(rows.shape, dtype=np.int8), np.empty(len(rows), dtype=np.float32)
-        quantize_rows(rows, codes, scales)
-        rows = codes
-    return _Block(features[order], rows, scales, buckets, dense)
+    quantized = weight_dtype == "int8"
+    records = np.empty((len(rows), HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
+    pack_rows(features, rows, order, records, records.view(np.int32), records.view(np.float32), quantized)
+    return _Block(records, buckets, dense)
 
 
-def _offsets(lengths: list[int]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+class _GrowingArray:
+    """Rows appended to one array that grows in place: a large model is never held twice."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
+        self.array, self.used = np.empty((0, *shape), dtype=dtype), 0
+
+    def append(self, rows: np.ndarray) -> None:
+        needed = self.used + len(rows)
+        if needed > len(self.array):
+            # No other reference to the memory is alive while it grows: snapshots are taken anew after each level.
+            self.array.resize((needed + needed // 8, *self.array.shape[1:]), refcheck=False)
+        self.array[self.used : needed] = rows
+        self.used = needed
+
+    def rows(self) -> np.ndarray:
+        return self.array[: self.used]
 
 
-def _level_weights(parts: list[_Block], weight_dtype: str) -> RankerWeights:
-    return RankerWeights(
-        row_begin=_offsets([len(part.features) for part in parts]),
-        bucket_begin=_offsets([len(part.buckets) for part in parts]),
-        buckets=np.concatenate([part.buckets for part in parts]),
-        features=np.concatenate([part.features for part in parts]),
-        scales=np.concatenate([part.scales for part in parts]),
-        weights=np.concatenate([part.weights for part in parts]),
-        dense=np.concatenate([part.dense for part in parts]),
-    )
+class _GrowingWeights:
+    """The blocks trained so far, appended in order."""
 
+    def __init__(self, weight_dtype: str) -> None:
+        self.records = _GrowingArray((HEADER + LANES * (1 if weight_dtype == "int8" else 4),), np.int8)
+        self.buckets, self.dense = _GrowingArray((), np.int32), _GrowingArray((LANES,), np.float32)
+        self.row_begin, self.bucket_begin = [0], [0]
 
-def _joined(levels: list[RankerWeights]) -> RankerWeights:
-    """The levels one after another."""
-    joined = {name: np.concatenate([vars(level)[name] for level in levels]) for name in vars(levels[0])}
-    for name in ("row_begin", "bucket_begin"):
-        lengths = np.concatenate([np.diff(vars(level)[name]) for level in levels])
-        joined[name] = np.concatenate([[0], np.cumsum(lengths)])
-    return RankerWeights(**joined)
+    def append(self, block: _Block) -> None:
+        for name in ("records", "buckets", "dense"):
+            getattr(self, name).append(getattr(block, name))
+        self.row_begin.append(self.records.used)
+        self.bucket_begin.append(self.buckets.used)
+
+    def snapshot(self) -> RankerWeights:
+        """What is there, without a copy; valid until the next `append`."""
+        return RankerWeights(
+            row_begin=np.array(self.row_begin),
+            bucket_begin=np.array(self.bucket_begin),
+            buckets=self.buckets.rows(),
+            records=self.records.rows(),
+            dense=self.dense.rows(),
+        )

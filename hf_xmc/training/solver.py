@@ -15,6 +15,9 @@ from ..lanes import LANES, compiled, lane_add, lane_add_run, lane_dot, lane_dot_
 
 SQUARED_HINGE, LOGISTIC = 0, 1
 
+# Marks a feature as seen even where its stored value is 0.
+_TINY = np.float32(1e-30)
+
 
 @compiled
 def solve_block(
@@ -195,36 +198,43 @@ def block_diagonal(
 
 
 @compiled
-def collect_rows(indptr, indices, documents, weights, threshold, seen):
+def collect_rows(indptr, indices, data, documents, weights, threshold, energy):
     """
-    Features of a trained block with a weight of at least `threshold` in some lane, in order of first appearance.
+    The weights of a trained block that matter: `|weight| * (root mean square of the feature here) >= threshold`.
 
-    Returns the feature ids and their rows with smaller weights set to zero; `weights` and `seen` are zero again afterwards.
+    The product is how much dropping a weight would change the margins of the block's documents: a large weight of a
+    word that hardly occurs goes, a small one of a frequent word stays. Returns the ids of features with a weight left
+    and their rows; `weights` and `energy` (one zero per feature) are zero again afterwards.
     """
     upper = 0
     for i in range(documents.shape[0]):
         upper += indptr[documents[i] + 1] - indptr[documents[i]]
     touched = np.empty(min(upper, weights.shape[0]), dtype=np.int32)
-    count = kept = 0
+    count = 0
     for i in range(documents.shape[0]):
         for p in range(indptr[documents[i]], indptr[documents[i] + 1]):
             feature = indices[p]
-            if not seen[feature]:
-                seen[feature] = True
+            if energy[feature] == 0:
                 touched[count] = feature
                 count += 1
-                kept += np.abs(weights[feature]).max() >= threshold
-    features = np.empty(kept, dtype=np.int32)
-    rows = np.empty((kept, LANES), dtype=np.float32)
+            energy[feature] += data[p] * data[p] + _TINY
     kept = 0
     for t in range(count):
         feature = touched[t]
-        seen[feature] = False
-        if np.abs(weights[feature]).max() >= threshold:
-            features[kept] = feature
-            for lane in range(LANES):
-                value = weights[feature, lane]
-                rows[kept, lane] = value if abs(value) >= threshold else np.float32(0)
+        limit = threshold / np.sqrt(energy[feature] / documents.shape[0])
+        energy[feature] = 0
+        left = False
+        for lane in range(LANES):
+            if abs(weights[feature, lane]) >= limit:
+                left = True
+            else:
+                weights[feature, lane] = 0
+        if left:
+            touched[kept] = feature
             kept += 1
-        weights[feature, :] = 0
+    features = touched[:kept].copy()
+    rows = np.empty((kept, LANES), dtype=np.float32)
+    for t in range(kept):
+        rows[t] = weights[features[t]]
+        weights[features[t], :] = 0
     return features, rows

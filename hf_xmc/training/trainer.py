@@ -84,8 +84,8 @@ class XMCTrainer(Trainer):
             model = XMCForTextClassification(XMCConfig(method=args.method))
         if not isinstance(model, XMCForTextClassification):
             raise TypeError(
-                f"`model` is {model!r:.80}. The method {args.method!r} trains no encoder: leave `model` out, or pass an "
-                "`XMCForTextClassification`, such as `XMCForTextClassification.from_pretrained(...)` gives."
+                f"`model` is {model!r:.80}. The method {args.method!r} trains no encoder: leave `model` out, or pass "
+                "an `XMCForTextClassification`, such as `XMCForTextClassification.from_pretrained(...)` gives."
             )
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
@@ -99,7 +99,10 @@ class XMCTrainer(Trainer):
         super().__init__(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
         )
-        self.state.epoch = None  # linear methods have none, and a 0 in every log line would tell nothing
+        # The base class notes a setting of text generation in the configuration.
+        vars(self.model.config).pop("use_cache", None)
+        # Linear methods have no epochs, and a 0 in every log line would tell nothing.
+        self.state.epoch = None  # type: ignore[assignment]
         self._progress: StageProgressCallback | None = None
         if not args.disable_tqdm:
             self._progress = StageProgressCallback()
@@ -127,7 +130,9 @@ class XMCTrainer(Trainer):
             `TrainOutput`: its metrics are the seconds of the run and of its stages. There is no training loss (NaN).
         """
         if resume_from_checkpoint:
-            raise ValueError(f"The method {self.args.method!r} makes no checkpoints to resume from. Call `train()` alone.")
+            raise ValueError(
+                f"The method {self.args.method!r} makes no checkpoints to resume from. Call `train()` alone."
+            )
         dataset = self._check_can_train()
         start = time.time()
         stages = Stages(self.log, self._report)
@@ -202,14 +207,12 @@ class XMCTrainer(Trainer):
                 Prefix of the metrics' names.
 
         Returns:
-            `PredictionOutput`: `predictions` are scores and label ids, `(documents, top_k)` each, with -1 for no label;
-            `label_ids` the true labels known to the model, padded with -100 (`None` without labels).
+            `PredictionOutput`: `predictions` are scores and label ids, `(documents, top_k)` each, with -1 for no
+            label; `label_ids` the true labels known to the model, padded with -100 (`None` without labels).
         """
         dataset = self._prepare(test_dataset, require_labels=False)
         start = time.time()
-        batches = list(
-            predict_batches(self.model, dataset, num_threads=self.args.num_threads, report=self._report)
-        )
+        batches = list(predict_batches(self.model, dataset, num_threads=self.args.num_threads, report=self._report))
         predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
         metrics = speed_metrics(metric_key_prefix, start, num_samples=len(dataset))
         label_ids = None
@@ -217,7 +220,7 @@ class XMCTrainer(Trainer):
             assert self.model.labels is not None
             label_ids = _padded(self.model.labels.encode(dataset))
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
-        return PredictionOutput(predictions=predictions, label_ids=label_ids, metrics=metrics)
+        return PredictionOutput(predictions, label_ids, metrics)  # type: ignore[arg-type]
 
     @property
     def _report(self) -> Progress | None:

@@ -35,9 +35,9 @@ class XMCTrainingArguments(TrainingArguments):
     """
     Options of [`XMCTrainer`]: those of [`~transformers.TrainingArguments`] and the ones below.
 
-    Options that begin with `tfidf_`, `tree_` and `ranker_` are the arguments of [`TfidfFeaturizer`], `TreeArguments` and
-    `RankerArguments`, where they are explained and have their defaults. One that is left out (`None`) gets the value of
-    the method's preset, or else that default; after construction each option holds the value that is used.
+    Options that begin with `tfidf_`, `tree_` and `ranker_` are the arguments of [`TfidfFeaturizer`], `TreeArguments`
+    and `RankerArguments`, where they are explained and have their defaults. One that is left out (`None`) gets the
+    value of the method's preset, or else that default; after construction each option holds the value that is used.
 
     Args:
         method (`str`, *optional*, defaults to `"xr-linear"`):
@@ -47,9 +47,9 @@ class XMCTrainingArguments(TrainingArguments):
         features (`str`, *optional*):
             `"text"` (TF-IDF of the texts) or `"vectors"` (those of the data set); text by default where there is any.
         label_features (`str`, *optional*, defaults to `"pifa"`):
-            What places a label in the tree: `"pifa"` (the documents that carry it), `"text"` (its own text) or `"both"`.
-        label_max_features (`int`, *optional*):
-            Largest entries kept of each label's PIFA vector; all by default. Bounds the memory of huge label sets.
+            What places a label in the tree: `"pifa"` (the documents that carry it), `"text"` (its own) or `"both"`.
+        label_max_features (`int`, *optional*, defaults to `1024`):
+            Largest entries kept of each label's PIFA vector; `None` keeps all.
         num_threads (`int`, *optional*):
             Threads for features, tree and ranker; all cores by default. Results do not depend on it.
         eval_ks (`list[int]`, *optional*):
@@ -67,13 +67,16 @@ class XMCTrainingArguments(TrainingArguments):
     overwrite: bool = field(default=False, metadata={"help": "Replace a finished model in output_dir."})
     features: str | None = field(
         default=None,
-        metadata={"help": "Train on text or vectors; text by default if there is any.", "choices": ("text", "vectors")},
+        metadata={
+            "help": "Train on text or vectors; text by default if there is any.",
+            "choices": ("text", "vectors"),
+        },
     )
     label_features: str = field(
         default="pifa", metadata={"help": "What places a label in the tree.", "choices": ("pifa", "text", "both")}
     )
     label_max_features: int | None = field(
-        default=None, metadata={"help": "Largest entries kept of each label's PIFA vector; all by default."}
+        default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector."}
     )
     num_threads: int | None = field(default=None, metadata={"help": "Threads to use; all cores by default."})
     eval_ks: list[int] | None = field(default=None, metadata={"help": "Lengths of the ranking to measure at."})

@@ -1,0 +1,227 @@
+"""Tests of hf_xmc.cli."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import make_documents, make_vectors
+
+from hf_xmc import XMCForTextClassification
+from hf_xmc.cli.main import main
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    make_documents(600).to_parquet(folder / "train.parquet")
+    make_documents(80, seed=1).to_parquet(folder / "test.parquet")
+    return folder
+
+
+def recipe(folder, **options):
+    path = folder / "recipe.yaml"
+    path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
+    return str(path)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_train(data, tmp_path, capsys):
+    output = tmp_path / "model"
+    path = recipe(
+        tmp_path,
+        dataset="elsewhere",
+        method="parabel",
+        eval_split="test",
+        eval_ks=[1, 5],
+        tfidf_ngram_range=[1, 1],
+        ranker_bias_prior=-0.5,
+        tree_branching=4,
+        label_delimiter=None,
+        use_cpu=True,
+    )
+    flags = ["--dataset", str(data), "--output_dir", str(output), "--tree-branching", "8", "--disable_tqdm=true"]
+    assert main(["train", "--config", path, *flags]) == 0
+    options = json.loads((output / "training_args.json").read_text())
+    assert (options["tree_branching"], options["ranker_bias_prior"], options["method"]) == (8, -0.5, "parabel")
+    assert options["tfidf_ngram_range"] == [1, 1]
+    results = json.loads((output / "test_results.json").read_text())
+    assert results["metrics"]["P@1"] > 0.95 and results["documents"] == 80
+    assert results["by_frequency"] and "P@3" not in results["metrics"]
+    shown = capsys.readouterr().out
+    assert "nDCG" in shown and "test_results.json" in shown
+    # Once more: nothing is overwritten unless one says so.
+    assert main(["train", "--config", path, *flags]) == 1
+    assert "finished model" in capsys.readouterr().err
+    assert main(["train", "--config", path, *flags, "--overwrite"]) == 0
+
+
+def test_train_with_column_mapping_and_label_texts(data, tmp_path):
+    table = make_documents(300).rename_columns({"text": "title", "labels": "subjects"})
+    table.to_json(data / "train.jsonl")
+    for name in ("train.parquet", "test.parquet"):
+        (data / name).unlink()
+    (data / "labels.csv").write_text("label,text\nlabel 07,seven\n")
+    path = recipe(
+        tmp_path,
+        dataset=str(data),
+        column_mapping={"title": "text", "subjects": "labels"},
+        label_texts=True,
+        output_dir=str(tmp_path / "model"),
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    assert main(["train", "--config", path]) == 0
+    labels = XMCForTextClassification.from_pretrained(tmp_path / "model").labels
+    assert labels.texts[7] == "seven"
+
+
+@pytest.mark.parametrize(
+    "options, flags, message",
+    [
+        ({"tree_brancing": 3}, [], "`tree_brancing`, which is no option. Did you mean `tree_branching`?"),
+        ({}, ["--ranker_beamsize", "3"], "`--ranker_beamsize` is no option. Did you mean `--ranker_beam_size`?"),
+        ({"tree_branching": "four"}, [], "invalid int value: 'four'"),
+        ({"tree_branching": 2.5}, [], "invalid int value: '2.5'"),
+        ({"method": "parable"}, [], "parabel"),
+        ({"ranker_loss": "hinge"}, [], "squared_hinge"),
+        ({"column_mapping": "title=text"}, [], "is not JSON"),
+        ({}, ["--dataset", "/no/such/folder"], "no file or folder `/no/such/folder`"),
+        ({}, ["--eval_split", "validation"], "no split `validation`"),
+        ({"dataset": None}, [], "`--dataset PATH`"),
+    ],
+)
+def test_mistakes_in_recipes_and_flags(data, tmp_path, capsys, options, flags, message):
+    options = {"dataset": str(data), "output_dir": str(tmp_path / "model"), "use_cpu": True, **options}
+    assert main(["train", "--config", recipe(tmp_path, **options), *flags]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("content", ["just words", "a: b: c", "- 1\n- 2\n", ""])
+def test_a_recipe_that_is_none(tmp_path, capsys, content):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    assert main(["train", "--config", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert main(["train", "--config", str(tmp_path / "none.yaml")]) == 1
+    assert "no recipe" in capsys.readouterr().err
+
+
+def test_evaluate(data, model_folder, tmp_path, capsys):
+    output = tmp_path / "results.json"
+    assert main(["evaluate", str(model_folder), str(data), "--output", str(output), "--batch-size", "7"]) == 0
+    results = json.loads(output.read_text())
+    assert results["metrics"]["P@1"] > 0.95 and results["split"] == "test"
+    assert "nDCG" in capsys.readouterr().out
+    again = tmp_path / "again.json"
+    argv = ["evaluate", str(model_folder), str(data / "test.parquet"), "--output", str(again), "--ks", "1"]
+    assert main(argv) == 0
+    assert json.loads(again.read_text())["metrics"]["P@1"] == results["metrics"]["P@1"]
+    assert main(["evaluate", str(model_folder), str(data), "--split", "dev"]) == 1
+    assert "has no split" in capsys.readouterr().err
+
+
+def test_results_go_into_the_folder_of_the_model(data, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    assert main(["evaluate", str(folder), str(data)]) == 0
+    assert json.loads((folder / "test_results.json").read_text())["dataset"] == str(data)
+
+
+def test_predict_a_table(data, model_folder, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    source = data / "documents.csv"
+    source.write_text('id,title\n1,"topic07, word1"\n2,\n3,topic31\n')
+    argv = [
+        "predict",
+        str(model_folder),
+        str(source),
+        "--output",
+        str(output),
+        "--text-column",
+        "title",
+        "--top-k",
+        "2",
+    ]
+    assert main([*argv, "--batch-size", "2"]) == 0
+    first, second, third = lines(output)
+    assert first["labels"][0]["label"] == "label 07" and third["labels"][0]["label"] == "label 31"
+    assert len(second["labels"]) == 2
+    assert main(argv) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert main([*argv, "--overwrite", "--threshold", "0.5"]) == 0
+    assert [len(line["labels"]) for line in lines(output)][1] == 0
+
+
+def test_predict_a_split_of_a_folder(data, model_folder, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert main(["predict", str(model_folder), str(data), "--output", str(output)]) == 1
+    assert "`--split`" in capsys.readouterr().err
+    assert main(["predict", str(model_folder), str(data), "--split", "test", "--output", str(output)]) == 0
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    expected = model.predict(make_documents(80, seed=1)["text"][:])
+    assert [[entry["label"] for entry in line["labels"]] for line in lines(output)] == [
+        [label for label, _ in row] for row in expected
+    ]
+
+
+def test_predict_lines(model_folder, tmp_path, monkeypatch, capsys):
+    text = "topic07\n\ntopic31\r\n"
+    source = tmp_path / "documents.txt"
+    source.write_bytes(text.encode())
+    output = tmp_path / "out.jsonl"
+    argv = ["--top-k", "1", "--batch-size", "2"]
+    assert main(["predict", str(model_folder), str(source), "--output", str(output), *argv]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert main(["predict", str(model_folder), "-", "--output", "-", *argv]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == lines(output) and len(printed) == 3
+    assert [line["labels"][0]["label"] for line in printed][::2] == ["label 07", "label 31"]
+
+
+def test_predict_vectors(vector_model_folder, tmp_path, capsys):
+    source = tmp_path / "vectors.parquet"
+    make_vectors(10, seed=1).to_parquet(source)
+    output = tmp_path / "out.jsonl"
+    assert main(["predict", str(vector_model_folder), str(source), "--output", str(output), "--top-k", "1"]) == 0
+    truth = make_vectors(10, seed=1)["labels"]
+    assert all(int(line["labels"][0]["label"]) in row for line, row in zip(lines(output), truth, strict=True))
+    (tmp_path / "words.txt").write_text("topic07\n")
+    argv = ["predict", str(vector_model_folder), str(tmp_path / "words.txt"), "--output", str(tmp_path / "none")]
+    assert main(argv) == 1
+    assert "trained on vectors" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_help_and_wrong_commands(capsys):
+    for command in (["--help"], ["train", "--help"], ["predict", "--help"], ["evaluate", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(command)
+        assert stop.value.code == 0 and "hf-xmc" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["trian"])
+    assert stop.value.code == 2
+
+
+def test_an_error_with_traceback(tmp_path):
+    with pytest.raises(OSError, match="config.json"):
+        main(["--traceback", "evaluate", str(tmp_path), "sample"])
+
+
+def test_a_reader_that_stops_early(model_folder, tmp_path):
+    source = tmp_path / "documents.txt"
+    source.write_text("topic07\n" * 20_000)
+    command = f"{sys.executable} -m hf_xmc.cli.main predict {model_folder} {source} --output - | head -n 1"
+    run = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert json.loads(run.stdout)["labels"][0]["label"] == "label 07"
+    assert "BrokenPipe" not in run.stderr

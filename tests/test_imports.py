@@ -1,0 +1,81 @@
+"""What imports what: modules that ship with a model stay flat, nothing imports upward, names come lazily."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hf_xmc
+
+PACKAGE = Path(hf_xmc.__file__).parent
+# A part may import those below it: data and evaluation do not know each other.
+LEVELS = {"": 0, "data": 1, "evaluation": 1, "training": 2, "hub": 3, "cli": 4}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def part_of(module: list[str]) -> str:
+    """The subpackage that a module of hf_xmc (path without the package's name) is in; '' for the flat ones."""
+    return module[0] if module and (PACKAGE / module[0]).is_dir() else ""
+
+
+def imported(path: Path) -> list[tuple[ast.stmt, list[str]]]:
+    """Modules of hf_xmc that a file imports, as paths without the package's name."""
+    here = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    found: list[tuple[ast.stmt, list[str]]] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            module = node.module.split(".") if node.module else []
+            if node.level:
+                found.append((node, here[: len(here) - node.level] + module))
+            elif module[0] == "hf_xmc":
+                found.append((node, module[1:]))
+        elif isinstance(node, ast.Import):
+            found.extend((node, alias.name.split(".")[1:]) for alias in node.names if alias.name.startswith("hf_xmc"))
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_imports_upward(path):
+    here = part_of(list(path.relative_to(PACKAGE).parts[:-1]))
+    for _, module in imported(path):
+        there = part_of(module)
+        assert there == here or LEVELS[there] < LEVELS[here], f"{here or 'flat'} must not import {'.'.join(module)}"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("[!_]*.py")), ids=lambda path: path.name)
+def test_flat_modules_can_be_copied_along(path):
+    # transformers finds the files of a model's code by `from .name import ...` and by nothing else.
+    for node, _ in imported(path):
+        right = isinstance(node, ast.ImportFrom) and node.level == 1 and node.module and "." not in node.module
+        assert right, f"line {node.lineno}: write `from .module import name`"
+
+
+def test_every_public_name_is_there():
+    assert list(hf_xmc.__all__) == sorted(hf_xmc.__all__)
+    for name in hf_xmc.__all__:
+        assert getattr(hf_xmc, name).__name__ == name
+    assert set(hf_xmc.__all__) <= set(dir(hf_xmc))
+    with pytest.raises(AttributeError, match="XMCTrainr"):
+        hf_xmc.XMCTrainr  # noqa: B018
+
+
+def test_importing_registers_and_does_nothing_else():
+    code = """
+import logging, os, sys
+environment, handlers = dict(os.environ), list(logging.getLogger().handlers)
+import hf_xmc
+assert "datasets" not in sys.modules and "pandas" not in sys.modules
+assert not [name for name in sys.modules if name.startswith(("hf_xmc.training", "hf_xmc.data", "hf_xmc.cli"))]
+assert dict(os.environ) == environment and logging.getLogger().handlers == handlers
+from transformers import AutoConfig
+from transformers.pipelines import PIPELINE_REGISTRY
+assert type(AutoConfig.for_model("hf-xmc")) is hf_xmc.XMCConfig
+assert PIPELINE_REGISTRY.check_task(hf_xmc.TASK)[1]["impl"] is hf_xmc.ExtremeTextClassificationPipeline
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == ""

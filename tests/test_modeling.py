@@ -1,0 +1,241 @@
+"""Tests of hf_xmc.modeling_xmc."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_documents
+from safetensors.numpy import load_file
+from scipy.sparse import csr_matrix
+from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
+
+from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCConfig, XMCForTextClassification
+
+FILES = {
+    "config.json",
+    "label_tree.safetensors",
+    "labels.json",
+    "model.safetensors",
+    "ranker.safetensors",
+    "tfidf.safetensors",
+    "tfidf_vocab.txt",
+}
+
+
+@pytest.fixture
+def model(model_folder):
+    return XMCForTextClassification.from_pretrained(model_folder)
+
+
+@pytest.fixture
+def copied(model_folder, tmp_path):
+    return shutil.copytree(model_folder, tmp_path / "copy")
+
+
+def test_predict_names_the_labels(model):
+    (first, second) = model.predict(["topic07 word1 topic31", "topic59"], top_k=3)
+    assert {label for label, _ in first[:2]} == {"label 07", "label 31"}
+    assert second[0][0] == "label 59"
+    assert len(first) == len(second) == 3
+    scores = [score for _, score in first]
+    assert scores == sorted(scores, reverse=True) and all(0 <= score <= 1 for score in scores)
+
+
+def test_forward_gives_tensors(model):
+    output = model(model.featurize(["topic07", "topic31", ""]), top_k=4)
+    assert output.scores.shape == output.indices.shape == (3, 4)
+    assert output.scores.dtype == torch.float32 and output.indices.dtype == torch.int64
+    assert model.labels[int(output.indices[0, 0])] == "label 07"
+    assert model(model.featurize(["topic07"])).scores.shape == (1, model.config.top_k)
+
+
+def test_predict_does_not_depend_on_the_batch_size(model):
+    texts = make_documents(50, seed=5)["text"][:]
+    assert model.predict(texts, batch_size=7) == model.predict(texts) == [model.predict([text])[0] for text in texts]
+
+
+def test_predict_takes_features_and_matrices(model):
+    texts = ["topic07 word3", "topic31"]
+    matrix = model.tfidf.transform(texts)
+    expected = model.predict(texts)
+    for documents in (matrix, 5 * matrix, Features(matrix)):
+        got = model.predict(documents)
+        assert [[label for label, _ in row] for row in got] == [[label for label, _ in row] for row in expected]
+
+
+def test_empty_and_unknown_texts_are_ranked_by_bias(model):
+    empty, blank, unknown = model.predict(["", " \n", "never seen before"], top_k=5)
+    assert empty == blank == unknown and len(empty) == 5
+
+
+def test_no_documents(model):
+    assert model.predict([]) == []
+
+
+def test_top_k_beyond_the_labels(model):
+    (labels,) = model.predict(["topic07"], top_k=100, beam_size=0)
+    assert len(labels) == 60 and len({label for label, _ in labels}) == 60
+
+
+def test_bad_input(model):
+    with pytest.raises(TypeError, match=r"Pass a list: `\[text\]`"):
+        model.predict("topic07")
+    with pytest.raises(TypeError, match=r"texts\[1\].*NoneType"):
+        model.predict(["topic07", None])
+    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+        model.predict(["topic07"], top_k=0)
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
+        model.predict(["topic07"], batch_size=0)
+    with pytest.raises(ValueError, match="has 3 sparse|have 3 sparse"):
+        model.predict(csr_matrix(np.eye(3, dtype=np.float32)))
+
+
+def test_files_and_round_trip(model, model_folder, tmp_path):
+    assert FILES < {path.name for path in model_folder.iterdir()}
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    for name in ("labels.json", "tfidf_vocab.txt"):
+        assert (tmp_path / name).read_bytes() == (model_folder / name).read_bytes()
+    for name in (name for name in FILES if name.endswith(".safetensors")):
+        saved, original = load_file(tmp_path / name), load_file(model_folder / name)
+        assert saved.keys() == original.keys()
+        assert all(saved[key].tobytes() == original[key].tobytes() for key in saved)
+    again = XMCForTextClassification.from_pretrained(tmp_path)
+    texts = make_documents(20, seed=6)["text"][:]
+    assert again.predict(texts) == model.predict(texts)
+
+
+def test_saving_onto_the_folder_it_was_loaded_from(copied):
+    model = XMCForTextClassification.from_pretrained(copied)
+    expected = model.predict(["topic07 topic31"])
+    model.config.top_k = 4
+    model.save_pretrained(copied)
+    assert model.predict(["topic07 topic31"], top_k=10) == expected
+    again = XMCForTextClassification.from_pretrained(copied)
+    assert again.predict(["topic07 topic31"]) == [expected[0][:4]]
+
+
+def test_the_ranker_is_memory_mapped(model, model_folder):
+    with open("/proc/self/maps") as maps:
+        assert any(str(model_folder / "ranker.safetensors") in line for line in maps)
+
+
+def test_auto_classes(model_folder):
+    for auto_class in (AutoModel, AutoModelForSequenceClassification):
+        model = auto_class.from_pretrained(model_folder)
+        assert type(model) is XMCForTextClassification
+        assert model.predict(["topic07"])[0][0][0] == "label 07"
+
+
+def test_options_of_from_pretrained(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "sub" / "folder")
+    model, info = XMCForTextClassification.from_pretrained(
+        tmp_path, subfolder="sub/folder", output_loading_info=True, dtype=torch.bfloat16
+    )
+    assert not info["missing_keys"]
+    assert model.dtype == torch.bfloat16
+    assert float(model.ranker_share) == 1 and not model.ranker_share.requires_grad
+    assert model.predict(["topic07"])[0][0][0] == "label 07"
+
+
+def test_an_unsaved_model_predicts(model):
+    made = XMCForTextClassification(XMCConfig(), model.labels, tfidf=model.tfidf, ranker=model.ranker)
+    assert made.label_tree is model.label_tree
+    assert made.predict(["topic07"]) == model.predict(["topic07"])
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_missing_file_is_named(copied, name):
+    (copied / name).unlink()
+    with pytest.raises(OSError, match=name.replace(".", r"\.")):
+        XMCForTextClassification.from_pretrained(copied)
+
+
+@pytest.mark.parametrize("name", ["label_tree.safetensors", "ranker.safetensors", "tfidf.safetensors"])
+def test_a_truncated_file_is_named(copied, name):
+    content = (copied / name).read_bytes()
+    (copied / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        XMCForTextClassification.from_pretrained(copied)
+
+
+def test_parts_of_different_models(copied):
+    LabelTree.flat(60).save_pretrained(copied)
+    with pytest.raises(ValueError, match="different models"):
+        XMCForTextClassification.from_pretrained(copied)
+
+
+def test_labels_of_another_model(copied):
+    Labels(["one", "two"]).save_pretrained(copied)
+    with pytest.raises(ValueError, match="2 label names but a tree of 60"):
+        XMCForTextClassification.from_pretrained(copied)
+
+
+def test_tfidf_of_another_model(copied):
+    TfidfFeaturizer(min_df=1).fit(["other words"]).save_pretrained(copied)
+    with pytest.raises(ValueError, match="TF-IDF of 3 terms"):
+        XMCForTextClassification.from_pretrained(copied)
+
+
+def test_a_level_sizes_mismatch(copied):
+    config = json.loads((copied / "config.json").read_text())
+    config["level_sizes"] = [3, 60]
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"configuration says \[3, 60\]"):
+        XMCForTextClassification.from_pretrained(copied)
+
+
+def test_a_vector_model_refuses_text(vector_model_folder):
+    model = XMCForTextClassification.from_pretrained(vector_model_folder)
+    assert model.tfidf is None
+    (labels,) = model.predict(csr_matrix(([0.5], [31], [0, 1]), shape=(1, 60)), top_k=1)
+    assert labels[0][0] == "31"
+    with pytest.raises(ValueError, match="trained on vectors"):
+        model.predict(["topic31"])
+
+
+def test_saving_a_vector_model_over_a_text_model(vector_model_folder, copied):
+    model = XMCForTextClassification.from_pretrained(vector_model_folder)
+    model.save_pretrained(copied)
+    assert not (copied / "tfidf.safetensors").exists() and not (copied / "tfidf_vocab.txt").exists()
+    assert XMCForTextClassification.from_pretrained(copied).tfidf is None
+
+
+def test_an_untrained_model():
+    model = XMCForTextClassification(XMCConfig(), tfidf=TfidfFeaturizer(min_df=1).fit(["some words"]))
+    with pytest.raises(ValueError, match="not trained"):
+        model.predict(["some words"])
+    with pytest.raises(ValueError, match="has no labels, label_tree, ranker"):
+        model.save_pretrained("nowhere")
+
+
+def test_an_encoder_is_refused():
+    with pytest.raises(ValueError, match="encoder_config"):
+        XMCForTextClassification(XMCConfig(encoder_config=BertConfig()))
+
+
+@pytest.fixture
+def hub_cache(model_folder, tmp_path):
+    """The cache of the Hub as it is after `me/tagger` was downloaded."""
+    commit = "0123456789" * 4
+    repo = tmp_path / "hub" / "models--me--tagger"
+    shutil.copytree(model_folder, repo / "snapshots" / commit)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    return repo.parent
+
+
+def test_a_model_of_the_hub(hub_cache, model):
+    for auto_class in (XMCForTextClassification, AutoModel):
+        loaded = auto_class.from_pretrained("me/tagger", cache_dir=str(hub_cache), local_files_only=True)
+        assert loaded.predict(["topic07"]) == model.predict(["topic07"])
+
+
+def test_a_missing_file_of_a_model_of_the_hub(hub_cache):
+    next(hub_cache.rglob("ranker.safetensors")).unlink()
+    with pytest.raises(OSError, match="me/tagger"):
+        XMCForTextClassification.from_pretrained("me/tagger", cache_dir=str(hub_cache), local_files_only=True)

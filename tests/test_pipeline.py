@@ -1,0 +1,128 @@
+"""Tests of hf_xmc.pipeline_xmc."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import make_documents
+from transformers import pipeline
+from transformers.pipelines.pt_utils import KeyDataset
+
+import hf_xmc
+from hf_xmc import ExtremeTextClassificationPipeline, XMCForTextClassification
+
+TASK = hf_xmc.TASK
+
+
+@pytest.fixture(scope="module")
+def tag(model_folder):
+    return pipeline(TASK, model=str(model_folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return make_documents(25, seed=7)["text"][:]
+
+
+@pytest.fixture(scope="module")
+def expected(tag, texts):
+    rows = tag.model.predict(texts, top_k=3)
+    return [[{"label": label, "score": score} for label, score in row] for row in rows]
+
+
+def test_one_document(tag, texts, expected):
+    assert isinstance(tag, ExtremeTextClassificationPipeline)
+    assert tag(texts[0], top_k=3) == expected[0]
+    assert tag({"text": texts[0], "id": 7}, top_k=3) == expected[0]
+    assert len(tag(texts[0])) == 10
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 25, 100])
+def test_lists(tag, texts, expected, batch_size):
+    assert tag(texts, top_k=3, batch_size=batch_size) == expected
+    assert tag(tuple(texts), top_k=3, batch_size=batch_size) == expected
+    assert tag([{"text": text} for text in texts], top_k=3, batch_size=batch_size) == expected
+    assert tag([]) == []
+
+
+def test_streams(tag, texts, expected):
+    dataset = make_documents(25, seed=7)
+    streams = [
+        (text for text in texts),
+        KeyDataset(dataset, "text"),
+        iter(texts),
+        dataset["text"],
+        dataset,
+    ]
+    for stream in streams:
+        assert list(tag(stream, top_k=3, batch_size=4)) == expected
+
+
+def test_a_stream_is_read_as_it_is_used(tag, texts):
+    read = []
+
+    def stream():
+        for text in texts:
+            read.append(text)
+            yield text
+
+    results = iter(tag(stream(), batch_size=4))
+    next(results)
+    assert len(read) < len(texts)
+
+
+def test_a_batch_is_featurized_at_once(tag, texts, monkeypatch):
+    sizes = []
+    featurize = tag.model.featurize
+    monkeypatch.setattr(tag.model, "featurize", lambda part: sizes.append(len(part)) or featurize(part))
+    tag(texts, batch_size=10)
+    assert sizes == [10, 10, 5]
+
+
+def test_parameters_of_construction_and_call(model_folder, texts, expected):
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    model.train()
+    tag = pipeline(TASK, model=model, top_k=3, batch_size=8)
+    assert not model.training
+    assert tag(texts) == expected
+    assert tag(texts, top_k=1) == [row[:1] for row in expected]
+
+
+def test_threshold(tag, texts, expected):
+    threshold = expected[0][0]["score"]
+    rows = tag(texts, top_k=3, threshold=threshold)
+    assert rows == [[entry for entry in row if entry["score"] >= threshold] for row in expected]
+    assert tag("", threshold=0.9) == []
+
+
+def test_empty_and_unknown_texts_are_ranked_by_bias(tag):
+    empty, unknown = tag(["", "never seen before"], top_k=4)
+    assert empty == unknown and len(empty) == 4
+
+
+def test_bad_input(tag):
+    with pytest.raises(TypeError, match="topk"):
+        tag("topic07", topk=3)
+    with pytest.raises(TypeError, match="got NoneType"):
+        tag([None])
+    with pytest.raises(ValueError, match="keys: 'title'"):
+        tag({"title": "topic07"})
+    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+        tag("topic07", top_k=0)
+
+
+def test_a_misspelt_parameter_at_construction(model_folder):
+    with pytest.raises(TypeError, match="topk"):
+        pipeline(TASK, model=str(model_folder), topk=3)
+
+
+def test_a_vector_model_refuses_text(vector_model_folder):
+    with pytest.raises(ValueError, match="trained on vectors"):
+        pipeline(TASK, model=str(vector_model_folder))("topic07")
+
+
+def test_a_saved_pipeline_needs_no_remote_code(tag, tmp_path, texts, expected):
+    tag.save_pretrained(tmp_path)
+    assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
+    assert pipeline(TASK, model=str(tmp_path))(texts[0], top_k=3) == expected[0]

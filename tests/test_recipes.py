@@ -1,0 +1,38 @@
+"""Every recipe parses, says what its place says, and stands in the README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_xmc.cli.main import main
+from hf_xmc.cli.train import make_parser
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+RECIPES = sorted(FOLDER.glob("*/*.yaml"))
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_there_are_all():
+    names = {str(path.relative_to(FOLDER).with_suffix("")) for path in RECIPES}
+    methods = ("xr-linear", "parabel", "bonsai", "dismec")
+    assert names >= {f"{data}/{method}" for data in ("eurlex4k-bow", "eurlex57k") for method in methods}
+    assert names >= {f"{data}/xr-linear" for data in ("yso-en", "gutenberg-lcsh", "nvd-products", "sample")}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_recipe(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data, args = make_parser().parse(["--config", str(path)])
+    assert args.method == path.stem
+    assert data.dataset == ("sample" if path.parent.name == "sample" else f"data/{path.parent.name}")
+    assert args.output_dir == f"models/{path.parent.name}-{path.stem}"
+    assert f"hf-xmc train --config recipes/{path.parent.name}/{path.name}`" in README
+
+
+def test_the_sample_recipe_runs(tmp_path, capsys):
+    path = FOLDER / "sample" / "xr-linear.yaml"
+    flags = ["--output_dir", str(tmp_path / "model"), "--eval_split", "validation", "--use_cpu", "--disable_tqdm=true"]
+    assert main(["train", "--config", str(path), *flags]) == 0
+    assert "validation_results.json" in capsys.readouterr().out

@@ -1,0 +1,364 @@
+"""Tests of hf_xmc.training.trainer, training_args, methods, progress and prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+from conftest import make_documents, make_vectors
+from datasets import Dataset
+from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
+
+from hf_xmc import (
+    Labels,
+    LabelTree,
+    TfidfFeaturizer,
+    XMCConfig,
+    XMCForTextClassification,
+    XMCMetrics,
+    XMCTrainer,
+    XMCTrainingArguments,
+)
+from hf_xmc.training.clustering import TreeArguments
+from hf_xmc.training.methods import METHODS
+from hf_xmc.training.prediction import evaluate_model, predict_batches
+from hf_xmc.training.ranker_training import RankerArguments
+
+
+def arguments(folder, **options):
+    return XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, **options)
+
+
+# ---- Options ----
+
+
+def test_every_option_of_the_parts_is_taken_over():
+    names = {field.name for field in dataclasses.fields(XMCTrainingArguments)}
+    for prefix, part in (("tfidf", TfidfFeaturizer), ("tree", TreeArguments), ("ranker", RankerArguments)):
+        options = {f"{prefix}_{name}" for name in inspect.signature(part).parameters if not name.endswith("_seed")}
+        assert options <= names
+        assert {name for name in names if name.startswith(f"{prefix}_")} == options
+
+
+def test_every_option_has_a_help_text():
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
+    for field in dataclasses.fields(XMCTrainingArguments):
+        assert field.name in inherited or field.metadata["help"]
+
+
+def test_defaults_are_those_of_the_parts(tmp_path):
+    args = arguments(tmp_path, seed=7)
+    assert args.make_tree_arguments() == TreeArguments(tree_seed=7)
+    assert args.make_ranker_arguments() == RankerArguments(ranker_seed=7)
+    assert repr(args.make_tfidf()) == repr(TfidfFeaturizer())
+    assert args.ranker_cost == RankerArguments().cost
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_preset_sets_only_options_there_are(method, tmp_path):
+    args = arguments(tmp_path, method=method)
+    for name, value in METHODS[method].items():
+        assert name.split("_")[0] in ("tfidf", "tree", "ranker", "label")
+        assert getattr(args, name) == value
+
+
+def test_an_explicit_value_wins_over_the_preset(tmp_path):
+    default = TreeArguments().branching
+    assert METHODS["parabel"]["tree_branching"] != default
+    args = arguments(tmp_path, method="parabel", tree_branching=default, ranker_beam_size=33)
+    assert (args.tree_branching, args.ranker_beam_size) == (default, 33)
+    assert args.ranker_negatives == METHODS["parabel"]["ranker_negatives"]
+
+
+def test_options_from_the_parser_of_transformers(tmp_path):
+    argv = ["--output_dir", str(tmp_path), "--method", "bonsai", "--tfidf_ngram_range", "1", "3", "--use_cpu"]
+    (args,) = HfArgumentParser(XMCTrainingArguments).parse_args_into_dataclasses([*argv, "--ranker_cost", "2"])
+    assert args.tree_clustering == "kmeans" and args.ranker_cost == 2.0
+    assert args.make_tfidf().ngram_range == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"method": "parable"}, "Did you mean 'parabel'"),
+        ({"tree_clustering": "round"}, r"`tree_\*`.*clustering='round'"),
+        ({"ranker_cost": -1.0}, r"`ranker_\*`.*`cost` must be greater than 0"),
+        ({"tfidf_min_df": 0}, r"`tfidf_\*`.*min_df"),
+        ({"features": "pictures"}, "features='pictures'.*text, vectors"),
+        ({"label_features": "both of them"}, "label_features"),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, **options)
+
+
+# ---- Training ----
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_learns(method, documents, tmp_path):
+    trainer = XMCTrainer(
+        args=arguments(tmp_path, method=method, tree_max_leaf_size=10, tree_branching=4),
+        train_dataset=documents,
+        eval_dataset=make_documents(200, seed=1),
+    )
+    trainer.train()
+    metrics = trainer.evaluate()
+    assert metrics["eval_P@1"] > 0.95
+    assert trainer.model.config.method == method
+    assert (trainer.model.label_tree.depth == 1) == (method == "dismec")
+
+
+def test_train_saves_logs_and_reports(documents, tmp_path):
+    class Listener(TrainerCallback):
+        events: list[str] = []
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.events.append("begin")
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.events.extend(name for name in logs if name.endswith("_seconds") and not name.startswith("train_"))
+
+        def on_train_end(self, args, state, control, **kwargs):
+            self.events.append("end")
+
+    trainer = XMCTrainer(args=arguments(tmp_path), train_dataset=documents, callbacks=[Listener()])
+    output = trainer.train()
+    stages = ["labels", "features", "tree", "ranker", "save"]
+    assert Listener.events == ["begin", *(f"{stage}_seconds" for stage in stages), "end"]
+    assert {f"train_{stage}_seconds" for stage in stages} < set(output.metrics)
+    assert output.metrics["train_runtime"] > 0 and math.isnan(output.training_loss)
+    assert trainer.state.log_history[0]["labels"] == 60
+    model = XMCForTextClassification.from_pretrained(tmp_path)
+    assert model.predict(["topic07"]) == trainer.model.predict(["topic07"])
+    options = json.loads((tmp_path / "training_args.json").read_text())
+    assert options["method"] == "xr-linear" and options["ranker_cost"] == trainer.args.ranker_cost
+    assert not [path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".pkl", ".pt")]
+    assert "use_cache" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_the_same_seed_gives_the_same_model(documents, tmp_path):
+    models = []
+    for threads in (1, 2):
+        trainer = XMCTrainer(args=arguments(tmp_path / str(threads), num_threads=threads), train_dataset=documents)
+        trainer.train()
+        models.append(trainer.model)
+    first, second = (vars(model.ranker.weights) for model in models)
+    assert models[0].label_tree == models[1].label_tree
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_progress_bar_names_the_stages(documents, tmp_path, capsys):
+    args = XMCTrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False)
+    trainer = XMCTrainer(args=args, train_dataset=documents, eval_dataset=make_documents(50, seed=1))
+    trainer.train()
+    trainer.evaluate()
+    shown = capsys.readouterr().err
+    for stage in ("tf-idf: fit", "tf-idf: transform", "tree", "ranker level 1/", "predict"):
+        assert stage in shown
+    assert "600/600" in shown and "50/50" in shown
+
+
+def test_columns_are_mapped(documents, tmp_path):
+    renamed = documents.rename_columns({"text": "title", "labels": "subjects"})
+    joined = renamed.map(lambda row: {"subjects": "; ".join(row["subjects"])})
+    trainer = XMCTrainer(
+        args=arguments(tmp_path),
+        train_dataset=joined,
+        eval_dataset=joined.select(range(50)),
+        column_mapping={"title": "text", "subjects": "labels"},
+        label_delimiter=";",
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_P@1"] > 0.95
+    # Data that is in the library's columns already may follow, and documents without labels may be predicted.
+    assert trainer.evaluate(documents.select(range(50)))["eval_P@1"] > 0.95
+    assert trainer.predict(renamed.remove_columns("subjects")).label_ids is None
+
+
+def test_vectors(tmp_path):
+    trainer = XMCTrainer(
+        args=arguments(tmp_path), train_dataset=make_vectors(600), eval_dataset=make_vectors(99, seed=1)
+    )
+    trainer.train()
+    assert trainer.model.tfidf is None and trainer.model.ranker.num_sparse == 60
+    assert trainer.evaluate()["eval_P@1"] > 0.95
+    with pytest.raises(ValueError, match="reads vectors"):
+        trainer.evaluate(make_documents(3).map(lambda row: {"labels": ["1"]}))
+
+
+def test_text_or_vectors_by_choice(tmp_path):
+    both = make_vectors(600).add_column("text", make_documents(600)["text"][:])
+    for features, has_tfidf in ((None, True), ("text", True), ("vectors", False)):
+        trainer = XMCTrainer(args=arguments(tmp_path / str(features), features=features), train_dataset=both)
+        trainer.train()
+        assert (trainer.model.tfidf is not None) == has_tfidf
+    with pytest.raises(ValueError, match="features='text'.*feature_ids"):
+        XMCTrainer(args=arguments(tmp_path / "no", features="text"), train_dataset=make_vectors(9)).train()
+
+
+@pytest.mark.parametrize("label_features", ["text", "both"])
+def test_label_texts(documents, tmp_path, label_features):
+    texts = {f"label {label:02d}": f"word{label % 4} topic{label:02d}" for label in range(60)}
+    args = arguments(tmp_path, label_features=label_features, tree_max_leaf_size=15)
+    trainer = XMCTrainer(args=args, train_dataset=documents, label_texts=texts)
+    trainer.train()
+    assert trainer.model.labels.texts[3] == "word3 topic03"
+    if label_features == "text":
+        # Labels that share a word share a cluster.
+        (first, *_) = np.split(trainer.model.label_tree.leaf_labels, trainer.model.label_tree.child_offsets[-1][1:-1])
+        assert len({label % 4 for label in first}) == 1
+    with pytest.raises(ValueError, match="pass `label_texts`"):
+        XMCTrainer(args=arguments(tmp_path / "b", label_features="text"), train_dataset=documents).train()
+
+
+def test_parts_of_a_given_model_are_used(documents, tmp_path):
+    labels = Labels.from_dataset(documents)
+    tfidf = TfidfFeaturizer(ngram_range=(1, 1)).fit(documents["text"])
+    tree = LabelTree.from_parents([np.zeros(2, int), np.arange(60) % 2])
+    model = XMCForTextClassification(XMCConfig(top_k=4), labels, tree, tfidf)
+    trainer = XMCTrainer(model=model, args=arguments(tmp_path), train_dataset=documents)
+    trainer.train()
+    assert trainer.model is model and model.labels is labels and model.tfidf is tfidf and model.label_tree is tree
+    assert len(XMCForTextClassification.from_pretrained(tmp_path).predict(["topic07"])[0]) == 4
+
+
+def test_one_label(tmp_path):
+    data = Dataset.from_dict({"text": ["aa bb", "aa cc", "bb cc", "aa dd"], "labels": [["x"], ["x"], [], ["x"]]})
+    trainer = XMCTrainer(args=arguments(tmp_path, tfidf_min_df=1), train_dataset=data)
+    trainer.train()
+    assert [label for label, _ in trainer.model.predict(["aa"])[0]] == ["x"]
+
+
+def test_odd_label_names(tmp_path):
+    names = ["new\nline", "tab\t", "long " * 2000, "ümläut"]
+    data = Dataset.from_dict(
+        {"text": [f"w{i % 4}" for i in range(40)], "labels": [[names[i % 4]] * 2 for i in range(40)]}
+    )
+    XMCTrainer(args=arguments(tmp_path, tfidf_min_df=1), train_dataset=data).train()
+    model = XMCForTextClassification.from_pretrained(tmp_path)
+    assert [row[0][0] for row in model.predict(["w0", "w1", "w2", "w3"])] == names
+
+
+# ---- What cannot be trained ----
+
+
+def test_a_finished_model_is_not_replaced(documents, tmp_path):
+    XMCTrainer(args=arguments(tmp_path), train_dataset=documents).train()
+    before = (tmp_path / "ranker.safetensors").stat()
+    with pytest.raises(FileExistsError, match="`overwrite=True`"):
+        XMCTrainer(args=arguments(tmp_path), train_dataset=documents).train()
+    assert (tmp_path / "ranker.safetensors").stat() == before
+    XMCTrainer(args=arguments(tmp_path, overwrite=True, method="dismec"), train_dataset=documents).train()
+    assert XMCForTextClassification.from_pretrained(tmp_path).config.method == "dismec"
+
+
+def test_bad_input(documents, tmp_path, model_folder):
+    args = arguments(tmp_path)
+    with pytest.raises(TypeError, match="trains no encoder"):
+        XMCTrainer(model="some/encoder", args=args, train_dataset=documents)
+    with pytest.raises(TypeError, match="XMCTrainingArguments"):
+        XMCTrainer(args=TrainingArguments(str(tmp_path), use_cpu=True), train_dataset=documents)
+    with pytest.raises(ValueError, match="no `train_dataset`"):
+        XMCTrainer(args=args).train()
+    with pytest.raises(ValueError, match="makes no checkpoints"):
+        XMCTrainer(args=args, train_dataset=documents).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="trained already"):
+        model = XMCForTextClassification.from_pretrained(model_folder)
+        XMCTrainer(model=model, args=args, train_dataset=documents).train()
+    with pytest.raises(ValueError, match="no column `labels`"):
+        XMCTrainer(args=args, train_dataset=documents.remove_columns("labels"))
+    with pytest.raises(ValueError, match="None of the 3 documents has a label"):
+        nothing = Dataset.from_dict({"text": ["a", "b", "c"], "labels": [[], [], []]})
+        XMCTrainer(args=args, train_dataset=nothing).train()
+    with pytest.raises(ValueError, match="No term is in 3 or more"):
+        blank = Dataset.from_dict({"text": ["", "", ""], "labels": [["x"], ["y"], []]})
+        XMCTrainer(args=args, train_dataset=blank).train()
+
+
+# ---- Measuring and predicting ----
+
+
+@pytest.fixture
+def trainer(model_folder, tmp_path):
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    return XMCTrainer(model=model, args=arguments(tmp_path), eval_dataset=make_documents(120, seed=2))
+
+
+def test_evaluate_agrees_with_the_metrics(trainer):
+    dataset = trainer.eval_dataset
+    got = trainer.evaluate()
+    scores, indices = (np.concatenate(parts) for parts in zip(*predict_batches(trainer.model, dataset), strict=True))
+    labels = trainer.model.labels
+    metrics = XMCMetrics(counts=labels.counts, num_documents=labels.num_documents)
+    metrics.update(indices, labels.encode(dataset, keep_unseen=True))
+    for name, value in metrics.compute().items():
+        assert got[f"eval_{name}"] == value
+    assert trainer.state.log_history[-1]["eval_P@1"] == got["eval_P@1"]
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(trainer):
+    whole = evaluate_model(trainer.model, trainer.eval_dataset).compute()
+    assert evaluate_model(trainer.model, trainer.eval_dataset, batch_size=7).compute() == whole
+
+
+def test_several_evaluation_sets_and_other_ks(model_folder, tmp_path):
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    sets = {"a": make_documents(30, seed=3), "b": make_documents(30, seed=4)}
+    trainer = XMCTrainer(model=model, args=arguments(tmp_path, eval_ks=[2]), eval_dataset=sets)
+    metrics = trainer.evaluate(metric_key_prefix="dev")
+    assert {"dev_a_P@2", "dev_b_P@2"} < set(metrics) and "dev_a_P@1" not in metrics
+
+
+def test_unseen_labels_count_as_missed(trainer):
+    known = Dataset.from_dict({"text": ["topic07"], "labels": [["label 07"]]})
+    unseen = Dataset.from_dict({"text": ["topic07"], "labels": [["label 07", "never seen"]]})
+    assert trainer.evaluate(known)["eval_R@10"] == 1
+    assert trainer.evaluate(unseen)["eval_R@10"] == 0.5
+
+
+def test_an_evaluation_set_without_known_labels(trainer):
+    with pytest.raises(ValueError, match=r"No label .*\['other'\].*label 00"):
+        trainer.evaluate(Dataset.from_dict({"text": ["topic07"], "labels": [["other"]]}))
+    with pytest.raises(ValueError, match="No label"):
+        trainer.evaluate(Dataset.from_dict({"text": ["topic07", "topic08"], "labels": [["7"], []]}))
+
+
+def test_nothing_to_evaluate(documents, tmp_path):
+    trainer = XMCTrainer(args=arguments(tmp_path), train_dataset=documents)
+    with pytest.raises(ValueError, match="no `eval_dataset`"):
+        trainer.evaluate()
+    with pytest.raises(ValueError, match="no labels"):
+        trainer.evaluate(documents)
+
+
+def test_predict(trainer):
+    dataset = make_documents(9, seed=8)
+    output = trainer.predict(dataset)
+    scores, indices = output.predictions
+    assert scores.shape == indices.shape == (9, 10)
+    truth = [sorted(row[row >= 0].tolist()) for row in output.label_ids]
+    assert truth == [sorted(trainer.model.labels.ids(labels).tolist()) for labels in dataset["labels"]]
+    assert (output.label_ids.min() == -100) == (len({len(row) for row in truth}) > 1)
+    assert output.metrics["test_runtime"] > 0
+
+
+def test_eval_strategy_evaluates_after_training(documents, tmp_path):
+    args = arguments(tmp_path, eval_strategy="epoch")
+    trainer = XMCTrainer(args=args, train_dataset=documents, eval_dataset=make_documents(20, seed=1))
+    trainer.train()
+    assert trainer.state.log_history[-1]["eval_P@1"] > 0.9
+
+
+def test_features_beyond_those_of_training_are_left_out(vector_model_folder, tmp_path, caplog):
+    model = XMCForTextClassification.from_pretrained(vector_model_folder)
+    data = Dataset.from_dict({"feature_ids": [[5, 900]], "feature_values": [[1.0, 1.0]], "labels": [[5]]})
+    with caplog.at_level(logging.WARNING):
+        assert XMCTrainer(model=model, args=arguments(tmp_path)).evaluate(data)["eval_P@1"] == 1
+    assert "left out" in caplog.text
