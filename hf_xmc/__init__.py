@@ -16,6 +16,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from .configuration_xmc import XMCConfig
 from .modeling_xmc import XMCForTextClassification
 from .pipeline_xmc import ExtremeTextClassificationPipeline
+from .version import __version__
 
 if TYPE_CHECKING:
     from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from .tfidf import TfidfFeaturizer
     from .training.trainer import XMCTrainer
     from .training.training_args import XMCTrainingArguments
-
-__version__ = "0.1.0"
 
 TASK = "extreme-text-classification"
 
@@ -59,6 +58,7 @@ __all__ = [
     "XMCMetrics",
     "XMCTrainer",
     "XMCTrainingArguments",
+    "__version__",
     "load_label_texts",
     "load_sample",
     "load_xmc_dataset",

@@ -82,7 +82,7 @@ def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
     if not matrix.has_canonical_format:
         row = _first_duplicate_row(matrix)
         raise ValueError(
-            f"Row {row} of the sparse features names one column twice. Add the duplicates up first (`sum_duplicates()`)."
+            f"Row {row} of the sparse features names one column twice. Add such entries up first (`sum_duplicates`)."
         )
     if not np.isfinite(matrix.data).all():
         entry = int(np.flatnonzero(~np.isfinite(matrix.data))[0])
@@ -103,5 +103,7 @@ def _checked_dense(matrix: np.ndarray) -> np.ndarray:
         raise ValueError(f"Dense features must have two dimensions (documents, dimensions), not shape {matrix.shape}.")
     finite = np.isfinite(matrix).all(axis=1)
     if not finite.all():
-        raise ValueError(f"Row {int(np.argmin(finite))} of the dense features is not finite: all values must be finite.")
+        raise ValueError(
+            f"Row {int(np.argmin(finite))} of the dense features is not finite: all values must be finite."
+        )
     return matrix

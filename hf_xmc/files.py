@@ -35,7 +35,8 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
             return str(path)
         if required:
             raise FileNotFoundError(
-                f"There is no `{filename}` in the folder `{path.parent}`. Check that the folder holds a saved hf_xmc model."
+                f"There is no `{filename}` in the folder `{path.parent}`. "
+                "Check that the folder holds a saved hf_xmc model."
             )
         return None
     # Imported here: a local folder needs none of transformers.
@@ -83,7 +84,9 @@ def read_json(path: str | os.PathLike) -> Any:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
     except ValueError as error:
-        raise ValueError(f"`{path}` is not valid JSON ({error}). The file is damaged: save or download it again.") from error
+        raise ValueError(
+            f"`{path}` is not valid JSON ({error}). The file is damaged: save or download it again."
+        ) from error
 
 
 def save_tensors(
@@ -119,5 +122,6 @@ def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarr
             return {name: file.get_tensor(name).numpy() for name in file.keys()}, metadata
     except SafetensorError as error:
         raise ValueError(
-            f"`{path}` cannot be read as safetensors ({error}). The file is truncated or foreign: save or download it again."
+            f"`{path}` cannot be read as safetensors ({error}). "
+            "The file is truncated or foreign: save or download it again."
         ) from error

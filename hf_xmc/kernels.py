@@ -1,10 +1,10 @@
 """
 The compiled inner loops of prediction: beam search through blocks of sibling classifiers.
 
-The children of a node are cut into blocks of at most [`LANES`] siblings. A block stores one record per feature it knows:
-the feature, a scale and sixteen weights, next to each other because a search needs either all or none of them. Records are
-sorted by a hash of the feature, with the first record of every hash bucket in a table: finding a document's feature costs
-one look into the table and rarely more than one comparison.
+The children of a node are cut into blocks of at most [`LANES`] siblings. A block stores one record per feature it
+knows: the feature, a scale and sixteen weights, next to each other because a search needs either all or none of them.
+Records are sorted by a hash of the feature, with the first record of every hash bucket in a table: finding a
+document's feature costs one look into the table and rarely more than one comparison.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def quantize(row, codes):
 
 @compiled
 def _block_scores(
-    block, indices, data, begin, end, dense, row_begin, bucket_begin, buckets, records, features, scales, dense_weights,
-    starts, ends, hits, factors, scores
+    block, indices, data, begin, end, dense, row_begin, bucket_begin, buckets, records, features, scales,
+    dense_weights, starts, ends, hits, factors, scores
 ):  # fmt: skip
     """
     Margins of the siblings of one block for one document, in `scores`.
@@ -129,7 +129,7 @@ def _log_probability(margin, loss):
 
 @compiled
 def _better(score, node, other_score, other_node):
-    """Order of candidates: higher score first, then the lower node number, so that results never depend on the search."""
+    """Higher score first, then the lower node number: the result never depends on the order of the search."""
     return score > other_score or (score == other_score and node < other_node)
 
 
@@ -183,8 +183,8 @@ def _sort_heap(heap_scores, heap_nodes, size):
 
 @compiled
 def search(
-    indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin, buckets,
-    records, features, scales, dense_weights, loss, depth, beam_size, by_path, out_scores, out_nodes
+    indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin,
+    buckets, records, features, scales, dense_weights, loss, depth, beam_size, by_path, out_scores, out_nodes
 ):  # fmt: skip
     """
     Best nodes of level `depth` for the documents `first_document .. last_document`, best first.
@@ -224,9 +224,9 @@ def search(
                     i, position = visits[visit, 0], visits[visit, 1]
                     document = first_document + i
                     _block_scores(
-                        block, indices, data, np.int64(indptr[document]), np.int64(indptr[document + 1]), dense[document],
-                        row_begin, bucket_begin, buckets, records, features, scales, dense_weights, starts, ends, hits,
-                        factors, scores
+                        block, indices, data, np.int64(indptr[document]), np.int64(indptr[document + 1]),
+                        dense[document], row_begin, bucket_begin, buckets, records, features, scales, dense_weights,
+                        starts, ends, hits, factors, scores
                     )  # fmt: skip
                     for lane in range(num_lanes):
                         score = scores[lane]

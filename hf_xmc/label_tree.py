@@ -122,7 +122,9 @@ class LabelTree:
         for level, parent in enumerate(parents, start=1):
             parent = np.asarray(parent, dtype=np.int64)
             if parent.size and (parent.min() < 0 or parent.max() >= len(order)):
-                raise ValueError(f"Level {level} names a parent outside 0..{len(order) - 1}, the nodes of the level above.")
+                raise ValueError(
+                    f"Level {level} names a parent outside 0..{len(order) - 1}, the nodes of the level above."
+                )
             new_position = np.empty(len(order), dtype=np.int64)
             new_position[order] = np.arange(len(order))
             new_parent = new_position[parent]
@@ -139,7 +141,9 @@ class LabelTree:
             rows = csr_matrix(matrix)
             if not (np.diff(rows.indptr) == 1).all():
                 node = int(np.flatnonzero(np.diff(rows.indptr) != 1)[0])
-                raise ValueError(f"Node {node} of level {level} has {np.diff(rows.indptr)[node]} parents; it needs exactly one.")
+                raise ValueError(
+                    f"Node {node} of level {level} has {np.diff(rows.indptr)[node]} parents; it needs exactly one."
+                )
             parents.append(rows.indices)
         return cls.from_parents(parents)
 
@@ -152,8 +156,8 @@ class LabelTree:
             labels (`Sequence[Hashable]`):
                 The labels in the order of their ids.
             parent_of (`Mapping[Hashable, Hashable]`):
-                Parent of a label or of an inner node. Nodes without an entry hang under the root. An inner node that is
-                itself a label also becomes a leaf under itself.
+                Parent of a label or of an inner node. Nodes without an entry hang under the root. An inner node that
+                is itself a label also becomes a leaf under itself.
         """
         inner = set(parent_of.values())
         paths = [_path(label, parent_of, label in inner) for label in labels]
@@ -188,7 +192,9 @@ class LabelTree:
             offsets = [tensors[f"child_offsets.{level}"] for level in range(1, int(metadata["depth"]) + 1)]
             return cls(offsets, tensors["leaf_labels"])
         except KeyError as error:
-            raise ValueError(f"`{path}` has no entry {error}: the file is damaged, save or download it again.") from error
+            raise ValueError(
+                f"`{path}` has no entry {error}: the file is damaged, save or download it again."
+            ) from error
         except ValueError as error:
             raise ValueError(f"`{path}` holds no valid label tree: {error}") from error
 
@@ -199,13 +205,15 @@ class LabelTree:
         for level, offsets in enumerate(self.child_offsets, start=1):
             if offsets.ndim != 1 or len(offsets) != above + 1:
                 raise ValueError(
-                    f"Level {level} of the tree has {offsets.size} child offsets; the {above} nodes above need {above + 1}."
+                    f"Level {level} has {offsets.size} child offsets; the {above} nodes above need {above + 1}."
                 )
             if offsets[0] != 0:
                 raise ValueError(f"The child offsets of level {level} start at {offsets[0]}, not at 0.")
             if (np.diff(offsets) <= 0).any():
                 node = int(np.flatnonzero(np.diff(offsets) <= 0)[0])
-                raise ValueError(f"Node {node} of level {level - 1} has no children; every inner node needs at least one.")
+                raise ValueError(
+                    f"Node {node} of level {level - 1} has no children; every inner node needs at least one."
+                )
             above = int(offsets[-1])
         if len(self.leaf_labels) != above:
             raise ValueError(f"The last level has {above} positions, but {len(self.leaf_labels)} labels are given.")
@@ -234,5 +242,5 @@ def _path(label: Hashable, parent_of: Mapping[Hashable, Hashable], is_inner: boo
 
 
 def _padded(path: tuple, length: int) -> tuple:
-    """`path` cut or extended to `length`: a short path repeats below its last node, so that all labels end at one depth."""
+    """`path` cut or extended to `length` by unnamed nodes, so that all labels end at one depth."""
     return path[:length] + (None,) * (length - len(path))

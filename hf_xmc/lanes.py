@@ -13,8 +13,11 @@ from typing import Any
 
 import numba
 from llvmlite import ir
+from numba import extending
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+# Typed loosely: numba hands the typing context to an intrinsic, its caller does not.
+intrinsic: Any = extending.intrinsic
 
 LANES = 16
 
@@ -53,7 +56,7 @@ def _as_index(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-    """`x * y + z`; `contract` lets LLVM fuse the two, every other rewriting stays forbidden: results are exact repeats."""
+    """`x * y + z`; `contract` lets LLVM fuse the two. No other rewriting is allowed: results repeat exactly."""
     return builder.fadd(builder.fmul(x, y, flags=("contract",)), z, flags=("contract",))
 
 
@@ -63,7 +66,7 @@ def _add_into(builder: ir.IRBuilder, accumulator: ir.Value, vector: ir.Value) ->
 
 
 def _accumulate(builder: ir.IRBuilder, begin: ir.Value, end: ir.Value, term: Any) -> ir.Value:
-    """Sum over `begin <= p < end` of `term(p) = (factor, row)`, in two chains that hide the latency of the addition."""
+    """Sum over `begin <= p < end` of `term(p) = (factor, row)`, in two chains that hide the addition's latency."""
     zero = ir.Constant(_FLOATS, [0.0] * LANES)
     chains = [cgutils.alloca_once_value(builder, zero), cgutils.alloca_once_value(builder, zero)]
     one, two = ir.Constant(_INDEX, 1), ir.Constant(_INDEX, 2)
@@ -122,7 +125,7 @@ def _add(context: Any, builder: ir.IRBuilder, locate: Any, begin: ir.Value, end:
 
 @intrinsic
 def lane_dot(typingctx, rows, values, begin, end, weights, out):
-    """`out[:LANES] += sum(values[p] * weights[rows[p]] for p in range(begin, end))`, float32 `weights` (rows, LANES)."""
+    """`out[:LANES] += sum(values[p] * weights[rows[p]] for p in range(begin, end))`; float32 (rows, LANES) weights."""
 
     def codegen(context, builder, signature, args):
         out = _data(context, builder, signature.args[5], args[5])
@@ -196,6 +199,7 @@ def _int8_to_float(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
 # `out[:LANES] += sum(values[p] * weights of records[rows[p]])` for int8 `records` (rows, bytes); see `kernels.py`.
 lane_dot_int8 = _packed_dot(_BYTES, _int8_to_float)
 lane_dot_float = _packed_dot(_FLOATS, lambda builder, vector: vector)
+
 
 @intrinsic
 def prefetch(typingctx, records, row):

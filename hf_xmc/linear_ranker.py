@@ -36,7 +36,8 @@ class RankerWeights:
         records (`np.ndarray`):
             One row per feature of a block, int8 (rows, bytes): the feature as int32, the scale as float32, then LANES
             weights as int8 or float32.
-        dense (`np.ndarray`): Weights of the dense features and, last, the bias; float32 (blocks * (dimensions + 1), LANES).
+        dense (`np.ndarray`):
+            Weights of the dense features and, last, the bias; float32 (blocks * (dimensions + 1), LANES).
     """
 
     row_begin: np.ndarray
@@ -88,7 +89,7 @@ class LinearRanker:
         self._child_begin, self._block_begin = number_blocks(tree)
 
     def __repr__(self) -> str:
-        return f"LinearRanker({self.tree}, {self.num_sparse} sparse + {self.num_dense} dense features, {self.num_bytes} bytes)"
+        return f"LinearRanker({self.tree}, features: {self.num_sparse} sparse + {self.num_dense} dense)"
 
     @property
     def num_bytes(self) -> int:
@@ -190,7 +191,9 @@ class LinearRanker:
                 beam_size=int(metadata["beam_size"]),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"`{path}` lacks an entry ({error}): the file is damaged, save or download it again.") from error
+            raise ValueError(
+                f"`{path}` lacks an entry ({error}): the file is damaged, save or download it again."
+            ) from error
         if len(weights.row_begin) - 1 != ranker._block_begin[-1]:
             raise ValueError(
                 f"`{path}` holds {len(weights.row_begin) - 1} blocks of classifiers, but the tree {tree} needs "
@@ -202,8 +205,8 @@ class LinearRanker:
         """The sparse part and the dense part with the constant 1 of the bias appended."""
         if features.num_sparse != self.num_sparse or features.num_dense != self.num_dense:
             raise ValueError(
-                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features; the ranker was "
-                f"trained on {self.num_sparse} and {self.num_dense}. Make them with the model's own featurizer."
+                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features; the ranker "
+                f"was trained on {self.num_sparse} and {self.num_dense}. Make them with the model's own featurizer."
             )
         return sparse_part(features), dense_part(features)
 
@@ -223,7 +226,7 @@ class LinearRanker:
 
 def sparse_part(features: Features) -> csr_matrix:
     """The sparse features, or an empty matrix where there are none."""
-    return csr_matrix((len(features), 0), dtype=np.float32) if features.sparse is None else features.sparse
+    return csr_matrix(np.empty((len(features), 0), np.float32)) if features.sparse is None else features.sparse
 
 
 def dense_part(features: Features) -> np.ndarray:

@@ -282,12 +282,12 @@ class XMCForTextClassification(XMCPreTrainedModel):
                     os.unlink(path)
 
     def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
-        self.labels = Labels.from_pretrained(name_or_path, **hub_kwargs)
-        self.label_tree = LabelTree.from_pretrained(name_or_path, **hub_kwargs)
+        self.labels = _load_part(Labels, name_or_path, hub_kwargs)
+        self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
         if self.config.has_tfidf:
-            self.tfidf = TfidfFeaturizer.from_pretrained(name_or_path, **hub_kwargs)
+            self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
         if self.config.has_ranker:
-            self.ranker = LinearRanker.from_pretrained(name_or_path, tree=self.label_tree, **hub_kwargs)
+            self.ranker = _load_part(LinearRanker, name_or_path, {"tree": self.label_tree, **hub_kwargs})
         self._check_parts(f"`{name_or_path}`")
 
     def _check_parts(self, source: str) -> None:
@@ -310,3 +310,13 @@ class XMCForTextClassification(XMCPreTrainedModel):
             )
         if ranker is not None and ranker.tree is not tree and ranker.tree != tree:
             raise ValueError(f"{source} has a ranker for another label tree than its own. {way_out}")
+
+
+def _load_part(kind: Any, name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> Any:
+    try:
+        return kind.from_pretrained(name_or_path, **kwargs)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        # The message of the Hub may name neither the model nor the file.
+        raise OSError(f"The {kind.__name__} of the model `{name_or_path}` cannot be loaded: {error}") from error

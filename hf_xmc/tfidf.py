@@ -16,8 +16,18 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from . import text_kernels as kernels
 from .files import atomic_write, load_tensors, resolve_file, save_tensors
+from .text_kernels import (
+    count_ngrams,
+    index_terms,
+    merge_ngrams,
+    merge_words,
+    node_keys,
+    read_chars,
+    read_words,
+    spell,
+    weigh,
+)
 
 TFIDF_FILE = "tfidf.safetensors"
 VOCABULARY_FILE = "tfidf_vocab.txt"
@@ -116,9 +126,9 @@ class _Counts:
         self.num_documents += num_documents
         numbers = np.zeros(0, np.uint32)
         if lexicon is not None:
-            table, ends, chars, words, numbers = kernels.merge_words(*self.lexicon, *lexicon[1:])
+            table, ends, chars, words, numbers = merge_words(*self.lexicon, *lexicon[1:])
             self.lexicon = table, ends, chars, words
-        self.trie = kernels.merge_ngrams(*self.trie, *trie, numbers)
+        self.trie = merge_ngrams(*self.trie, *trie, numbers)
         if self.trie[-1] >= 1 << 31:
             raise ValueError("The texts have more than two billion different n-grams. Fit on a sample of the texts.")
 
@@ -126,10 +136,10 @@ class _Counts:
         """The terms in `min_df` or more documents, or the most frequent of these, sorted; and their documents."""
         table, documents, occurrences, size = self.trie
         words, chars, num_words = self.lexicon[1:]
-        keys = kernels.node_keys(table, size)
+        keys = node_keys(table, size)
 
         def spelled(nodes: np.ndarray) -> list[tuple[str, int]]:
-            text = _decode(kernels.spell(nodes, keys, words if num_words else words[:0], chars))
+            text = _decode(spell(nodes, keys, words if num_words else words[:0], chars))
             return sorted(zip(text.split("\n"), nodes.tolist(), strict=False))
 
         nodes = np.flatnonzero(documents[:size] >= min_df)
@@ -326,14 +336,12 @@ class TfidfFeaturizer:
         inside = _code_points_of(_ANALYZERS[self.analyzer])
         lexicon: _Lexicon | None = None
         if self.analyzer == "word":
-            symbols, bounds, *words = kernels.read_words(*self._codes(texts), inside, *_new_lexicon(), True)
+            symbols, bounds, *words = read_words(*self._codes(texts), inside, *_new_lexicon(), True)
             lexicon = tuple(words)
         else:
-            symbols, bounds = kernels.read_chars(*self._codes(texts), inside)
-        table, documents, occurrences = kernels.count_ngrams(
-            symbols, bounds, *self.ngram_range, self.analyzer == "char_wb"
-        )
-        return len(texts), lexicon, (kernels.node_keys(table, len(documents)), documents, occurrences)
+            symbols, bounds = read_chars(*self._codes(texts), inside)
+        table, documents, occurrences = count_ngrams(symbols, bounds, *self.ngram_range, self.analyzer == "char_wb")
+        return len(texts), lexicon, (node_keys(table, len(documents)), documents, occurrences)
 
     def _index(self, lines: str, idf: np.ndarray) -> None:
         """Takes on a vocabulary, a term per line, and its weights."""
@@ -344,21 +352,21 @@ class TfidfFeaturizer:
         bounds = np.append(0, ends)
         if self.analyzer == "word":
             inside = _code_points_of(_ANALYZERS["word"])
-            symbols, bounds, *words = kernels.read_words(codes, bounds, inside, *_new_lexicon(), True)
+            symbols, bounds, *words = read_words(codes, bounds, inside, *_new_lexicon(), True)
             self._lexicon: _Lexicon = tuple(words)
         else:
             symbols = np.where(codes == ord("\n"), np.uint32(0), codes + np.uint32(1))
-        self._table, columns = kernels.index_terms(symbols, bounds)
+        self._table, columns = index_terms(symbols, bounds)
         self._columns = columns.copy()
 
     def _weigh(self, texts: list[str]) -> _Arrays:
         """Rows of a chunk as CSR arrays."""
         inside = _code_points_of(_ANALYZERS[self.analyzer])
         if self.analyzer == "word":
-            symbols, bounds = kernels.read_words(*self._codes(texts), inside, *self._lexicon, False)[:2]
+            symbols, bounds = read_words(*self._codes(texts), inside, *self._lexicon, False)[:2]
         else:
-            symbols, bounds = kernels.read_chars(*self._codes(texts), inside)
-        indptr, indices, values = kernels.weigh(
+            symbols, bounds = read_chars(*self._codes(texts), inside)
+        indptr, indices, values = weigh(
             symbols, bounds, self._table, self._columns, self._idf, self.ngram_range[1], self.sublinear_tf
         )
         return indptr, indices.copy(), values.copy()  # without the room that was left over

@@ -46,10 +46,10 @@ def _squared_length(indptr, indices, data, dense, members, sparse_vector, dense_
 @compiled
 def bisect(indptr, indices, data, dense, members, left_count, max_iterations, seed, sparse_work, dense_work):
     """
-    Reorders `members` so that the first `left_count` are one cluster of a balanced spherical 2-means, the rest the other.
+    Reorders `members`: the first `left_count` are one cluster of a balanced spherical 2-means, the rest the other.
 
-    `sparse_work` and `dense_work` come and leave zeroed. The two starting centres are a random member and the member least
-    like it.
+    `sparse_work` and `dense_work` come and leave zeroed. The two starting centres are a random member and the member
+    least like it.
     """
     count = members.shape[0]
     margins = np.zeros(count, dtype=np.float32)
@@ -120,7 +120,7 @@ def nearest_centre(indptr, indices, data, dense, members, sparse_centres, dense_
 @compiled
 def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
     """
-    Sums of groups of rows, each cut to its `limit` largest entries (ties go to the lower column) and scaled to unit length.
+    Sums of groups of rows, cut to their `limit` largest entries (ties go to the lower column) and scaled to length 1.
 
     `work` (one zero per column) comes and leaves zeroed. Returns indptr, indices and data of the result.
     """

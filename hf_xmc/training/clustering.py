@@ -46,7 +46,8 @@ class TreeArguments:
     """
 
     clustering: str = field(
-        default="balanced", metadata={"help": "How labels are grouped: balanced, kmeans or flat.", "choices": CLUSTERINGS}
+        default="balanced",
+        metadata={"help": "How labels are grouped: balanced, kmeans or flat.", "choices": CLUSTERINGS},
     )
     branching: int = field(default=16, metadata={"help": "Children of an inner node."})
     max_leaf_size: int = field(default=16, metadata={"help": "Labels under a lowest node."})
@@ -198,9 +199,7 @@ def _kmeans_split(rows: _Rows, members: np.ndarray, k: int, iterations: int, see
             dense_centres[:, cluster] += dense[member]
         norms = np.sqrt((sparse_centres**2).sum(axis=0) + (dense_centres**2).sum(axis=0))
         norms[norms == 0] = 1
-        changed = nearest_centre(
-            *rows.arrays, members, sparse_centres / norms, dense_centres / norms, assignment
-        )
+        changed = nearest_centre(*rows.arrays, members, sparse_centres / norms, dense_centres / norms, assignment)
         if changed == 0:
             break
     parts = [members[assignment == cluster] for cluster in range(k)]

@@ -46,9 +46,7 @@ def pifa(
     return Features(sparse, dense)
 
 
-def _sparse_sums(
-    documents: csr_matrix, by_label: csr_matrix, max_entries: int, num_threads: int | None
-) -> csr_matrix:
+def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, num_threads: int | None) -> csr_matrix:
     num_labels, num_features = by_label.shape[0], documents.shape[1]
 
     def run(first: int) -> csr_matrix:
@@ -67,6 +65,4 @@ def side_by_side(first: Features, second: Features) -> Features:
     """Two descriptions of the same labels with equal weight, e.g. PIFA and the label's own text."""
     sparse = [part.sparse for part in (first, second) if part.sparse is not None]
     dense = [part.dense for part in (first, second) if part.dense is not None]
-    return Features(
-        csr_matrix(hstack(sparse, format="csr")) if sparse else None, np.hstack(dense) if dense else None
-    )
+    return Features(csr_matrix(hstack(sparse, format="csr")) if sparse else None, np.hstack(dense) if dense else None)

@@ -34,9 +34,9 @@ class RankerArguments:
         cost_sensitive (`bool`, *optional*, defaults to `False`):
             Whether a positive weighs as its share of the document's true labels under the node, equation (6).
         negatives (`str`, *optional*, defaults to `"both"`):
-            Documents a lowest node's labels are trained on: `"tfn"` those with a true label under the node, `"man"` those
-            that the levels above send there, `"both"` their union.
-        train_beam_size (`int`, *optional*, defaults to `30`): Nodes per document in the beam that finds `man` negatives.
+            Documents a lowest node's labels are trained on: `"tfn"` those with a true label under the node, `"man"`
+            those that the levels above send there, `"both"` their union.
+        train_beam_size (`int`, *optional*, defaults to `30`): Nodes in a document's beam that finds `man` negatives.
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
         beam_size (`int`, *optional*, defaults to `10`): Nodes per level at prediction.
         threshold (`float`, *optional*, defaults to `2e-4`):
@@ -51,7 +51,9 @@ class RankerArguments:
     loss: str = field(default="squared_hinge", metadata={"help": "Loss of the ranker.", "choices": tuple(LOSSES)})
     cost: float = field(default=1.0, metadata={"help": "Weight C of a document's loss against the regulariser."})
     negative_cost: float | None = field(default=None, metadata={"help": "C of negative documents; `cost` by default."})
-    cost_sensitive: bool = field(default=False, metadata={"help": "Weigh positives by their share of the true labels."})
+    cost_sensitive: bool = field(
+        default=False, metadata={"help": "Weigh positives by their share of the true labels."}
+    )
     negatives: str = field(
         default="both", metadata={"help": "Documents a label is trained on: tfn, man or both.", "choices": NEGATIVES}
     )
@@ -60,7 +62,9 @@ class RankerArguments:
         default="leaf", metadata={"help": "Rank labels by their own margin or by the whole path.", "choices": RANKINGS}
     )
     beam_size: int = field(default=10, metadata={"help": "Nodes kept per level at prediction."})
-    threshold: float = field(default=2e-4, metadata={"help": "Weights that move margins by less than this are dropped."})
+    threshold: float = field(
+        default=2e-4, metadata={"help": "Weights that move margins by less than this are dropped."}
+    )
     weight_dtype: str = field(
         default="int8", metadata={"help": "How weights are stored: int8 or float32.", "choices": WEIGHT_DTYPES}
     )
@@ -128,9 +132,15 @@ def train_ranker(
         above = len(tree.child_offsets[level - 1]) - 1
         negatives = arguments.negatives if level == tree.depth else "tfn"
         shortlist = level_shortlist(
-            features, level_targets[level - 2] if level > 1 else None, above, negatives, arguments.train_beam_size, ranker,
-            level, num_threads,
-        )  # fmt: skip
+            features,
+            level_targets[level - 2] if level > 1 else None,
+            above,
+            negatives,
+            arguments.train_beam_size,
+            ranker,
+            level,
+            num_threads,
+        )
         last_node = first_node + above
         blocks = _level_blocks(child_begin, block_begin, first_node, last_node)
         stage = f"ranker level {level}/{tree.depth}"
@@ -151,7 +161,7 @@ def train_ranker(
 
 
 def _level_blocks(child_begin: np.ndarray, block_begin: np.ndarray, first_node: int, last_node: int) -> np.ndarray:
-    """(parent, first child, number of children) of each block of a level, parent and children counted within their level."""
+    """(parent, first child, number of children) of each block of a level, numbered within their levels."""
     nodes = np.arange(first_node, last_node)
     counts = np.diff(block_begin)[first_node:last_node]
     parent = np.repeat(nodes, counts)
@@ -185,7 +195,9 @@ class _Problem:
     ) -> None:
         """Trains the blocks of one level and appends them to `weights`."""
         with ThreadPoolExecutor(self.num_threads) as pool:
-            for done, block in enumerate(pool.map(lambda block: self._train_block(targets, shortlist, block), blocks), 1):
+            for done, block in enumerate(
+                pool.map(lambda block: self._train_block(targets, shortlist, block), blocks), 1
+            ):
                 weights.append(block)
                 if progress is not None:
                     progress(stage, done, len(blocks))
@@ -238,7 +250,8 @@ class _GrowingArray:
     """Rows appended to one array that grows in place: a large model is never held twice."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
-        self.array, self.used = np.empty((0, *shape), dtype=dtype), 0
+        self.array: np.ndarray = np.empty((0, *shape), dtype=dtype)
+        self.used = 0
 
     def append(self, rows: np.ndarray) -> None:
         needed = self.used + len(rows)

@@ -58,7 +58,9 @@ def level_shortlist(
         first_node = 1 + sum(ranker.tree.level_sizes[: level - 2])
         found = nodes >= 0
         predicted = nodes[found] - first_node, np.repeat(np.arange(count), found.sum(axis=1))
-        pairs = predicted if negatives == "man" else (np.append(pairs[0], predicted[0]), np.append(pairs[1], predicted[1]))
+        pairs = (
+            predicted if negatives == "man" else (np.append(pairs[0], predicted[0]), np.append(pairs[1], predicted[1]))
+        )
     key = np.unique(pairs[0] * count + pairs[1])
     node_of = key // count
     indptr = np.searchsorted(node_of, np.arange(num_nodes + 1))

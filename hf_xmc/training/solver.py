@@ -146,7 +146,7 @@ def _logistic_step(alpha, diagonal, scores, norm, num_lanes, slack, delta):
     """
     Newton steps on `norm * (C * sigmoid(u) - old) + y * score + u = 0`, the optimality of one dual coordinate.
 
-    Written in `u = logit(alpha / C)` the equation is increasing with a slope of at least one, so it needs no safeguards
+    Written in `u = logit(alpha / C)` the equation is increasing with a slope of at least one, so it needs no guard
     against leaving `(0, C)`.
     """
     worst = np.float32(0)

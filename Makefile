@@ -1,0 +1,33 @@
+# Each command makes its own environment in .venv and reuses it while pyproject.toml and constraints.txt stay as they are.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: help quickstart test lint clean
+
+help:
+	@echo "make quickstart  train on the bundled sample, evaluate it and tag three texts"
+	@echo "make test        lint, types and all tests"
+	@echo "make clean       remove the environment"
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
+	# torch by itself and by its exact version first: a range may pull in builds for hardware that is not there.
+	$(RUN) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,quickstart]'
+	touch $@
+
+quickstart: $(VENV)/installed
+	$(RUN) recipes/quickstart.py
+
+test: $(VENV)/installed lint
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile
+
+lint: $(VENV)/installed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV)

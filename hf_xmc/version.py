@@ -1,0 +1,3 @@
+"""The version of the package, apart so that it can be read without importing anything else."""
+
+__version__ = "0.1.0"
