@@ -16,7 +16,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from .configuration_xmc import XMCConfig
 from .modeling_xmc import XMCForTextClassification
 from .pipeline_xmc import ExtremeTextClassificationPipeline
-from .version import __version__
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
@@ -58,7 +58,6 @@ __all__ = [
     "XMCMetrics",
     "XMCTrainer",
     "XMCTrainingArguments",
-    "__version__",
     "load_label_texts",
     "load_sample",
     "load_xmc_dataset",

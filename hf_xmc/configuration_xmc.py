@@ -22,6 +22,9 @@ class XMCConfig(PreTrainedConfig):
             Nodes of each level of the label tree, the root's children first, the labels last.
         has_tfidf (`bool`, *optional*, defaults to `False`):
             Whether the model makes TF-IDF features of text. A model without takes vectors only.
+        vector_power (`float`, *optional*, defaults to 1.0):
+            Power that the values of given vectors are raised to before they are scaled to unit length. 0.5 damps terms
+            that one document repeats, where the vectors hold raw counts.
         has_ranker (`bool`, *optional*, defaults to `False`):
             Whether the model has a linear ranker.
         top_k (`int`, *optional*, defaults to 10):
@@ -39,5 +42,6 @@ class XMCConfig(PreTrainedConfig):
     level_sizes: list[int] | None = None
     has_tfidf: bool = False
     has_ranker: bool = False
+    vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None

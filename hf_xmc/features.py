@@ -69,7 +69,7 @@ class Features:
 def normalize_rows(matrix: csr_matrix) -> csr_matrix:
     """The rows of a sparse matrix scaled to unit length; the indices are shared, zero rows stay zero."""
     norms = np.sqrt(squared_norms(matrix.indptr, matrix.data))
-    if np.allclose(norms[norms > 0], 1, rtol=0, atol=1e-6):
+    if np.allclose(norms[norms > 0], 1, rtol=0, atol=1e-5):
         return matrix
     data = scaled_rows(matrix.indptr, matrix.data, 1 / np.where(norms == 0, np.float32(1), norms))
     return csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape)
@@ -77,6 +77,9 @@ def normalize_rows(matrix: csr_matrix) -> csr_matrix:
 
 def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
     matrix = csr_matrix(matrix, dtype=np.float32)
+    # scipy does not look, and the compiled loops would write beyond their arrays.
+    if matrix.nnz and (matrix.indices.min() < 0 or matrix.indices.max() >= matrix.shape[1]):
+        raise ValueError(f"The sparse features name a column outside 0..{matrix.shape[1] - 1}.")
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     if not matrix.has_canonical_format:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -85,6 +87,7 @@ class LabelTree:
         """
         if labels.shape[1] != self.num_labels:
             raise ValueError(f"The targets have {labels.shape[1]} labels and the tree has {self.num_labels}.")
+        labels = binarized(labels)
         position = np.empty(self.num_labels, dtype=np.int64)
         position[self.leaf_labels] = np.arange(self.num_labels)
         counts = csr_matrix(
@@ -148,7 +151,7 @@ class LabelTree:
         return cls.from_parents(parents)
 
     @classmethod
-    def from_taxonomy(cls, labels: Sequence[Hashable], parent_of: Mapping[Hashable, Hashable]) -> LabelTree:
+    def from_taxonomy(cls, labels: Sequence[Hashable], parent_of: Mapping[Any, Hashable]) -> LabelTree:
         """
         Builds the tree from a taxonomy whose labels may sit at any depth.
 
@@ -176,6 +179,13 @@ class LabelTree:
             above = nodes
         parents.append(np.array([above[_padded(path, depth)] for path in paths]))
         return cls.from_parents(parents)
+
+    def digest(self) -> str:
+        """A fingerprint: equal for equal trees. What belongs to a tree carries it."""
+        fingerprint = hashlib.blake2b(digest_size=16)
+        for array in (*self.child_offsets, self.leaf_labels):
+            fingerprint.update(array.tobytes())
+        return fingerprint.hexdigest()
 
     def save_pretrained(self, save_directory: str | os.PathLike) -> None:
         """Writes `label_tree.safetensors`."""
@@ -227,7 +237,16 @@ class LabelTree:
             raise ValueError(f"Label {label} {problem}; every label must stand in it exactly once.")
 
 
-def _path(label: Hashable, parent_of: Mapping[Hashable, Hashable], is_inner: bool) -> tuple:
+def binarized(labels: csr_matrix) -> csr_matrix:
+    """Ones where `labels` is not zero: stored zeros are dropped, repeated entries are one."""
+    ones = csr_matrix(labels, dtype=np.float32, copy=True)
+    ones.sum_duplicates()
+    ones.eliminate_zeros()
+    ones.data[:] = 1
+    return ones
+
+
+def _path(label: Hashable, parent_of: Mapping[Any, Hashable], is_inner: bool) -> tuple:
     """Inner nodes above a label, from the top."""
     path = [label] if is_inner else []
     seen = {label}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_matrix
+from scipy.special import expit
 
 from .features import Features
 from .files import load_tensors, resolve_file, save_tensors
@@ -64,7 +65,7 @@ class LinearRanker:
             `"squared_hinge"` or `"logistic"`: how a margin becomes a probability.
         ranking (`str`, *optional*, defaults to `"leaf"`):
             `"leaf"` ranks labels by their own margin, `"path"` by the product of the probabilities from the root.
-        beam_size (`int`, *optional*, defaults to `10`):
+        beam_size (`int`, *optional*, defaults to `20`):
             Nodes kept per level unless `predict` is told otherwise.
     """
 
@@ -77,7 +78,7 @@ class LinearRanker:
         num_dense: int = 0,
         loss: str = "squared_hinge",
         ranking: str = "leaf",
-        beam_size: int = 10,
+        beam_size: int = 20,
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"`loss={loss!r}` is not one of {', '.join(LOSSES)}.")
@@ -119,6 +120,8 @@ class LinearRanker:
         if top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
         beam_size = self.beam_size if beam_size is None else beam_size
+        if beam_size < 0:
+            raise ValueError(f"`beam_size` must not be negative, but is {beam_size}; 0 keeps every node.")
         by_path = self.ranking == "path"
         raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads)
         first_leaf = 1 + sum(self.tree.level_sizes[:-1])
@@ -169,6 +172,7 @@ class LinearRanker:
         metadata = {
             name: str(getattr(self, name)) for name in ("num_sparse", "num_dense", "loss", "ranking", "beam_size")
         }
+        metadata["tree"] = self.tree.digest()
         save_tensors(os.path.join(save_directory, RANKER_FILE), vars(self.weights), "linear ranker", metadata)
 
     @classmethod
@@ -194,11 +198,8 @@ class LinearRanker:
             raise ValueError(
                 f"`{path}` lacks an entry ({error}): the file is damaged, save or download it again."
             ) from error
-        if len(weights.row_begin) - 1 != ranker._block_begin[-1]:
-            raise ValueError(
-                f"`{path}` holds {len(weights.row_begin) - 1} blocks of classifiers, but the tree {tree} needs "
-                f"{ranker._block_begin[-1]}: the ranker and the tree belong to different models."
-            )
+        if metadata.get("tree") != tree.digest() or len(weights.row_begin) - 1 != ranker._block_begin[-1]:
+            raise ValueError(f"`{path}` was trained on another tree than {tree}: they belong to different models.")
         return ranker
 
     def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
@@ -221,7 +222,7 @@ class LinearRanker:
             return np.exp(raw)
         if self.loss == "squared_hinge":
             return np.clip((raw + 1) / 2, 0, 1)
-        return 1 / (1 + np.exp(-raw))
+        return expit(raw)
 
 
 def sparse_part(features: Features) -> csr_matrix:

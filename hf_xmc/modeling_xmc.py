@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import nn
@@ -123,6 +124,21 @@ class XMCForTextClassification(XMCPreTrainedModel):
             )
         return Features(self.tfidf.transform(texts, num_workers=num_threads))
 
+    def prepare_vectors(self, vectors: Features) -> Features:
+        """
+        Given vectors as the ranker takes them: damped as the configuration says and scaled to unit length.
+
+        Args:
+            vectors ([`Features`]):
+                Vectors as they come with the data.
+        """
+        power = self.config.vector_power
+        if power != 1 and vectors.sparse is not None:
+            sparse = vectors.sparse
+            data = np.sign(sparse.data) * np.abs(sparse.data) ** np.float32(power)
+            vectors = Features(csr_matrix((data, sparse.indices, sparse.indptr), shape=sparse.shape), vectors.dense)
+        return vectors.normalized()
+
     def forward(
         self,
         features: Features,
@@ -194,7 +210,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         results: list[list[tuple[str, float]]] = []
         for start in range(0, len(documents), batch_size):
             part = documents[start : start + batch_size]
-            features = part.normalized() if isinstance(part, Features) else self.featurize(part, num_threads)
+            features = self.prepare_vectors(part) if isinstance(part, Features) else self.featurize(part, num_threads)
             results.extend(self.name_labels(self(features, top_k, beam_size, num_threads)))
         return results
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Metrics: predictions and truth are lists of lists of label ids, counts the training counts of the known labels.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,3 +144,227 @@ def bucket_metrics(
         f"coverage@{k}": found_labels / true_labels if true_labels else None,
         f"contribution@{k}": all_hits / len(predictions) / k,
     }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Label features, equation (4). Matrices are anything that can be read as matrix[i][j].
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def label_vectors(documents: Any, truth: Any) -> np.ndarray:
+    """PIFA: the sum of the documents of each label, divided by its length; zero where a label has no documents."""
+    num_documents, num_features, num_labels = len(documents), len(documents[0]), len(truth[0])
+    vectors = np.zeros((num_labels, num_features))
+    for label in range(num_labels):
+        for document in range(num_documents):
+            if truth[document][label]:
+                for feature in range(num_features):
+                    vectors[label, feature] += documents[document][feature]
+        length = math.sqrt(sum(value * value for value in vectors[label]))
+        if length > 0:
+            vectors[label] /= length
+    return vectors
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The label tree, equations (5), (6) and (8). Matrices are dense, nodes and labels in the order of the tree's arrays.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def cluster_chain(child_offsets: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """`C^(t)` of every level: 1 where the row's node is a child of the column's node."""
+    chain = []
+    for offsets in child_offsets:
+        matrix = np.zeros((offsets[-1], len(offsets) - 1))
+        for parent in range(len(offsets) - 1):
+            for child in range(offsets[parent], offsets[parent + 1]):
+                matrix[child, parent] = 1
+        chain.append(matrix)
+    return chain
+
+
+def true_nodes(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequence[int]) -> list[np.ndarray]:
+    """Equation (5): `Y^(t)` of every level, 1 where a child of the node is true."""
+    levels = [np.array([[truth[i][label] for label in leaf_labels] for i in range(len(truth))], dtype=float)]
+    for matrix in reversed(chain[1:]):
+        below = levels[0]
+        above = np.zeros((len(truth), matrix.shape[1]))
+        for document in range(len(truth)):
+            for child in range(matrix.shape[0]):
+                for parent in range(matrix.shape[1]):
+                    if below[document, child] and matrix[child, parent]:
+                        above[document, parent] = 1
+        levels.insert(0, above)
+    return levels
+
+
+def true_label_counts(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequence[int]) -> list[np.ndarray]:
+    """Equation (6): `R^(t)` of every level, the number of true labels under a node."""
+    levels = [np.array([[truth[i][label] for label in leaf_labels] for i in range(len(truth))], dtype=float)]
+    for matrix in reversed(chain[1:]):
+        above = np.zeros((len(truth), matrix.shape[1]))
+        for document in range(len(truth)):
+            for child in range(matrix.shape[0]):
+                for parent in range(matrix.shape[1]):
+                    above[document, parent] += levels[0][document, child] * matrix[child, parent]
+        levels.insert(0, above)
+    return levels
+
+
+def importance_weights(counts: np.ndarray, alpha: float) -> np.ndarray:
+    """The loss weights made of `R^(t)`: a true node's share of the document's true labels, `alpha` elsewhere."""
+    weights = np.full(counts.shape, alpha, dtype=float)
+    for document in range(counts.shape[0]):
+        for node in range(counts.shape[1]):
+            if counts[document, node] > 0:
+                weights[document, node] = counts[document, node] / sum(counts[document])
+    return weights
+
+
+def shortlist(predicted: np.ndarray | None, true: np.ndarray | None, matrix: np.ndarray) -> np.ndarray:
+    """
+    Equation (8), binarised: 1 where the node's parent is predicted or true for the document.
+
+    Each of `predicted` and `true` holds nodes of the level above, or is left out.
+    """
+    num_documents = len(predicted if predicted is not None else true)  # type: ignore[arg-type]
+    chosen = np.zeros((num_documents, matrix.shape[0]))
+    for part in (predicted, true):
+        if part is not None:
+            for document in range(num_documents):
+                for child in range(matrix.shape[0]):
+                    for parent in range(matrix.shape[1]):
+                        if part[document, parent] and matrix[child, parent]:
+                            chosen[document, child] = 1
+    return chosen
+
+
+def top_nodes(scores: np.ndarray, k: int) -> np.ndarray:
+    """Equation (7): 1 for the `k` best nodes of each document."""
+    chosen = np.zeros(scores.shape)
+    for document in range(scores.shape[0]):
+        ranking = sorted(range(scores.shape[1]), key=lambda node: (-scores[document, node], node))
+        for node in ranking[:k]:
+            chosen[document, node] = 1
+    return chosen
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The objective of one level, equation (9). Documents end in a constant 1: the bias is a weight like any other.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def loss_value(loss: str, target: float, margin: float) -> float:
+    """`L(y, s)` with `y` in {0, 1}."""
+    sign = 1.0 if target else -1.0
+    if loss == "squared_hinge":
+        return max(0.0, 1 - sign * margin) ** 2
+    assert loss == "logistic"
+    wrong = -sign * margin
+    return wrong + math.log1p(math.exp(-wrong)) if wrong > 0 else math.log1p(math.exp(wrong))
+
+
+def node_objective(
+    weights: Any,
+    documents: Any,
+    targets: Any,
+    chosen: Any,
+    loss_weights: Any,
+    loss: str,
+    prior: float = 0.0,
+    regularisation: float = 0.5,
+) -> float:
+    """The part of equation (9) that concerns one node: targets, chosen and loss weights are its columns."""
+    total = 0.0
+    for document, target, is_chosen, loss_weight in zip(documents, targets, chosen, loss_weights, strict=True):
+        if is_chosen:
+            margin = prior
+            for weight, value in zip(weights, document, strict=True):
+                margin += weight * value
+            total += loss_weight * loss_value(loss, target, margin)
+    return total + regularisation * sum(weight * weight for weight in weights)
+
+
+def level_objective(
+    weights: np.ndarray,
+    documents: np.ndarray,
+    targets: np.ndarray,
+    chosen: np.ndarray,
+    loss_weights: np.ndarray,
+    loss: str,
+    prior: float = 0.0,
+    regularisation: float = 0.5,
+) -> float:
+    """Equation (9): one row of `weights` per node, `targets`, `chosen` and `loss_weights` (documents, nodes)."""
+    total = 0.0
+    for node in range(len(weights)):
+        columns = (targets[:, node], chosen[:, node], loss_weights[:, node])
+        total += node_objective(weights[node], documents, *columns, loss, prior, regularisation)
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scoring through the tree: `weights` holds one (nodes, features) matrix per level, documents end in a constant 1.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def margins_of(documents: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """`w . x` of every document and every node, level by level."""
+    levels = []
+    for matrix in weights:
+        margins = np.zeros((len(documents), len(matrix)))
+        for document in range(len(documents)):
+            for node in range(len(matrix)):
+                for feature in range(len(documents[document])):
+                    margins[document, node] += documents[document][feature] * matrix[node][feature]
+        levels.append(margins)
+    return levels
+
+
+def log_probability(loss: str, margin: float) -> float:
+    """Logarithm of the probability that stands for a margin: `exp(-max(0, 1 - s)^2)` or the sigmoid."""
+    if loss == "squared_hinge":
+        return -(max(0.0, 1 - margin) ** 2)
+    assert loss == "logistic"
+    return -math.log(1 + math.exp(-margin))
+
+
+def exhaustive_scores(
+    margins: Sequence[np.ndarray], child_offsets: Sequence[Sequence[int]], loss: str, ranking: str
+) -> np.ndarray:
+    """The score of every node of the last level given: the sum of log probabilities of its path, or its own margin."""
+    if ranking == "leaf":
+        return margins[-1]
+    scores = np.zeros((len(margins[0]), 1))
+    for level, level_margins in enumerate(margins):
+        below = np.zeros(level_margins.shape)
+        for document in range(len(level_margins)):
+            for parent in range(len(child_offsets[level]) - 1):
+                for child in range(child_offsets[level][parent], child_offsets[level][parent + 1]):
+                    step = log_probability(loss, level_margins[document, child])
+                    below[document, child] = scores[document, parent] + step
+        scores = below
+    return scores
+
+
+def beam_scores(
+    margins: Sequence[np.ndarray], child_offsets: Sequence[Sequence[int]], loss: str, ranking: str, beam_size: int
+) -> np.ndarray:
+    """As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach."""
+    num_documents = len(margins[0])
+    result = np.full(margins[-1].shape, -math.inf)
+    for document in range(num_documents):
+        beam = [(0.0, 0)]
+        for level, offsets in enumerate(child_offsets[: len(margins)]):
+            reached = []
+            for score, parent in beam:
+                for child in range(offsets[parent], offsets[parent + 1]):
+                    margin = margins[level][document, child]
+                    if level == len(margins) - 1 and ranking == "leaf":
+                        reached.append((margin, child))
+                    else:
+                        reached.append((score + log_probability(loss, margin), child))
+            beam = sorted(reached, key=lambda entry: (-entry[0], entry[1]))[:beam_size]
+        for score, node in reached:
+            result[document, node] = score
+    return result

@@ -52,7 +52,7 @@ def test_every_option_has_a_help_text():
 
 
 def test_defaults_are_those_of_the_parts(tmp_path):
-    args = arguments(tmp_path, seed=7)
+    args = arguments(tmp_path, seed=7, method="dismec", tree_clustering="balanced")
     assert args.make_tree_arguments() == TreeArguments(tree_seed=7)
     assert args.make_ranker_arguments() == RankerArguments(ranker_seed=7)
     assert repr(args.make_tfidf()) == repr(TfidfFeaturizer())

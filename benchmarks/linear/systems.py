@@ -33,6 +33,21 @@ SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
         System("hf-xmc", "hf-xmc", "worker_hf_xmc", "xr-linear", needs_setup=True),
+        # The settings of recipes/eurlex57k, chosen on its validation data.
+        System(
+            "hf-xmc-eurlex57k",
+            "hf-xmc",
+            "worker_hf_xmc",
+            "xr-linear ranker_negative_cost=4.0 ranker_train_beam_size=100",
+            needs_setup=True,
+        ),
+        System(
+            "hf-xmc-lean",
+            "hf-xmc",
+            "worker_hf_xmc",
+            "xr-linear ranker_train_beam_size=20 ranker_threshold=3e-4 ranker_beam_size=10",
+            needs_setup=True,
+        ),
         System("hf-xmc-parabel", "hf-xmc", "worker_hf_xmc", "parabel", needs_setup=True),
         System("hf-xmc-bonsai", "hf-xmc", "worker_hf_xmc", "bonsai", needs_setup=True),
         System("hf-xmc-dismec", "hf-xmc", "worker_hf_xmc", "dismec", needs_setup=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from typing import Any
@@ -27,7 +28,8 @@ def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int
     from hf_xmc.training.ranker_training import RankerArguments, train_ranker
 
     start = time.perf_counter()
-    options = method_options(setting)
+    method, *changes = setting.split()
+    options = {**method_options(method), **dict(json_option(change) for change in changes)}
     tree_options, ranker_options = (
         {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
         for prefix in ("tree_", "ranker_")
@@ -55,6 +57,12 @@ def load(model: str, threads: int, setting: str) -> Predict:
         return ranker.predict(Features(features).normalized(), top_k=top_k, num_threads=threads)[1]
 
     return predict
+
+
+def json_option(change: str) -> tuple[str, Any]:
+    """`name=value` of a setting, the value being JSON."""
+    name, value = change.split("=")
+    return name, json.loads(value)
 
 
 # ---- The rest follows the protocol. ----

@@ -1,4 +1,4 @@
-"""Command line of the benchmark: ``python -m benchmarks.scale [--labels 10000 100000 1000000] [--output FILE.json]``."""
+"""Command line of the benchmark: ``python -m benchmarks.scale [--labels 10000 100000] [--output FILE.json]``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..linear import launch
-from ..linear.runner import REPOSITORY, THREAD_VARIABLES, machine, revision
+from benchmarks.linear import launch
+from benchmarks.linear.runner import REPOSITORY, THREAD_VARIABLES, machine, revision
+
+from .worker import WARM_UP_LABELS
 
 logger = logging.getLogger(__name__)
 
-WARM_UP_LABELS = 1000
 PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "safetensors")
 STEPS = ("make", "train", "predict")
 
-# Row of the table: name, step and key of the value, whether it is divided by the number of labels (and the factor then).
+# Rows of the table: name, step and key of the value, and 0 or the factor of a value per label.
 ROWS = (
     ("documents", "make", "documents", 0),
     ("features", "make", "features", 0),
@@ -37,7 +38,7 @@ ROWS = (
     ("tree, µs per label", "train", "tree_s", 1e6),
     ("ranker, µs per label", "train", "ranker_s", 1e6),
     ("training, µs per label", "train", "train_s", 1e6),
-    ("training, CPU µs per label", "train", "cpu_s", 1e6),
+    ("training, CPU µs per label", "train", "train_cpu_s", 1e6),
     ("model, bytes per label", "train", "model_bytes", 1),
     ("peak memory of training, MB", "train", "peak_rss_mb", 0),
     ("peak memory of prediction, MB", "predict", "peak_rss_mb", 0),

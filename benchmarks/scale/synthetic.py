@@ -1,9 +1,9 @@
 """Synthetic documents whose labels and words follow Zipf's law, at any size.
 
-Labels come in fields of 32 which share words; each label has a few words of its own besides. A document has one label drawn so
-that every label is seen, and up to four more by Zipf's law. Its words come from the fields and labels it carries, the rest from
-a Zipf-distributed background. There are as many training documents as labels, and features grow as the square root of the labels: 30
-thousand for 10 thousand labels, 300 thousand for a million.
+Labels come in fields of 32 which share words; each label has a few words of its own besides. A document has one label
+drawn so that every label is seen, and up to four more by Zipf's law. Its words come from the fields and labels it
+carries, the rest from a Zipf-distributed background. There are as many training documents as labels, and the features
+grow as the square root of the labels: 30 thousand for 10 thousand labels, 300 thousand for a million.
 """
 
 from __future__ import annotations

@@ -6,94 +6,139 @@ import numpy as np
 
 from ..lanes import compiled
 
+# Members that find the centres of a larger node, and the iterations that refine them on all members.
+_SAMPLE = 8192
+_REFINEMENTS = 2
+
 
 @compiled
-def _add_row(indptr, indices, data, dense, row, factor, sparse_out, dense_out):
+def _add_row(indptr, indices, data, dense, row, factor, side, sparse_sums, dense_sums):
     for p in range(indptr[row], indptr[row + 1]):
-        sparse_out[indices[p]] += factor * data[p]
+        sparse_sums[indices[p], side] += factor * data[p]
     for j in range(dense.shape[1]):
-        dense_out[j] += factor * dense[row, j]
+        dense_sums[j, side] += factor * dense[row, j]
 
 
 @compiled
-def _dot_row(indptr, indices, data, dense, row, sparse_vector, dense_vector):
-    total = np.float32(0)
+def _dot_row(indptr, indices, data, dense, row, sparse_sums, dense_sums):
+    """Dot products of a row with the sums of both sides."""
+    left, right = np.float32(0), np.float32(0)
     for p in range(indptr[row], indptr[row + 1]):
-        total += data[p] * sparse_vector[indices[p]]
+        left += data[p] * sparse_sums[indices[p], 0]
+        right += data[p] * sparse_sums[indices[p], 1]
     for j in range(dense.shape[1]):
-        total += dense[row, j] * dense_vector[j]
-    return total
+        left += dense[row, j] * dense_sums[j, 0]
+        right += dense[row, j] * dense_sums[j, 1]
+    return left, right
 
 
 @compiled
-def _clear(indptr, indices, members, sparse_vector, dense_vector):
+def _clear(indptr, indices, members, sparse_sums, dense_sums):
     """Zeroes only what the members touched: a node of sixteen labels must not pay for every feature there is."""
     for i in range(members.shape[0]):
         for p in range(indptr[members[i]], indptr[members[i] + 1]):
-            sparse_vector[indices[p]] = 0
-    dense_vector[:] = 0
+            sparse_sums[indices[p], :] = 0
+    dense_sums[:] = 0
 
 
 @compiled
-def _squared_length(indptr, indices, data, dense, members, sparse_vector, dense_vector):
-    """`|c|^2` of a centre `c` that is the sum of the members, as the sum of their dot products with it."""
-    total = np.float32(0)
-    for i in range(members.shape[0]):
-        total += _dot_row(indptr, indices, data, dense, members[i], sparse_vector, dense_vector)
-    return total
-
-
-@compiled
-def bisect(indptr, indices, data, dense, members, left_count, max_iterations, seed, sparse_work, dense_work):
+def bisect(indptr, indices, data, dense, members, left_count, max_iterations, seed, sparse_sums, dense_sums):
     """
-    Reorders `members`: the first `left_count` are one cluster of a balanced spherical 2-means, the rest the other.
+    Reorders `members`: the first `left_count` become one cluster of a balanced spherical 2-means, the rest the other.
 
-    `sparse_work` and `dense_work` come and leave zeroed. The two starting centres are a random member and the member
-    least like it.
+    The two starting centres are a random member and the member least like it. A large node finds its centres on a
+    sample first and only refines them on all members. `sparse_sums` (features, 2) and `dense_sums` (dimensions, 2)
+    come and leave zeroed; they hold the sum of each side's members. The order within a side stays, so that in a tree
+    grown from a random order the first members of any node are a random sample of it.
     """
     count = members.shape[0]
-    margins = np.zeros(count, dtype=np.float32)
+    sample = members[:_SAMPLE]
+    size = sample.shape[0]
     first = members[(np.uint64(seed) * np.uint64(6364136223846793005) >> np.uint64(33)) % np.uint64(count)]
-    _add_row(indptr, indices, data, dense, first, np.float32(1), sparse_work, dense_work)
-    for i in range(count):
-        margins[i] = _dot_row(indptr, indices, data, dense, members[i], sparse_work, dense_work)
-    farthest = members[np.argmin(margins)]
-    _add_row(indptr, indices, data, dense, farthest, np.float32(-1), sparse_work, dense_work)
-    left = np.zeros(count, dtype=np.bool_)
-    for iteration in range(max_iterations):
-        for i in range(count):
-            margins[i] = _dot_row(indptr, indices, data, dense, members[i], sparse_work, dense_work)
-        order = np.argsort(-margins, kind="mergesort")
-        changed = False
-        for rank in range(count):
-            side = rank < left_count
-            changed |= left[order[rank]] != side
-            left[order[rank]] = side
-        _clear(indptr, indices, members, sparse_work, dense_work)
-        if not changed or iteration == max_iterations - 1:
-            break
-        _difference_of_centres(indptr, indices, data, dense, members, left, sparse_work, dense_work)
-    _clear(indptr, indices, members, sparse_work, dense_work)
+    _add_row(indptr, indices, data, dense, first, np.float32(1), 0, sparse_sums, dense_sums)
+    nobody = np.zeros(size, dtype=np.bool_)
+    similarity, _, _, _ = _dots(indptr, indices, data, dense, sample, nobody, sparse_sums, dense_sums)
+    farthest = sample[np.argmin(similarity)]
+    _add_row(indptr, indices, data, dense, farthest, np.float32(1), 1, sparse_sums, dense_sums)
+    ones = (np.float32(1), np.float32(1))
+    left = _two_means(
+        indptr, indices, data, dense, sample, left_count * size // count, max_iterations, ones, sparse_sums, dense_sums
+    )
+    if size < count:
+        scales = _dots(indptr, indices, data, dense, sample, left, sparse_sums, dense_sums)[2:]
+        left = _two_means(
+            indptr, indices, data, dense, members, left_count, _REFINEMENTS, scales, sparse_sums, dense_sums
+        )
+    _clear(indptr, indices, members, sparse_sums, dense_sums)
     reordered = np.concatenate((members[left], members[~left]))
     members[:] = reordered
 
 
 @compiled
-def _difference_of_centres(indptr, indices, data, dense, members, left, sparse_work, dense_work):
-    """Unit centre of the left members minus unit centre of the others."""
-    sides = (members[left], members[~left])
-    lengths = np.zeros(2, dtype=np.float32)
-    for side in range(2):
-        for i in range(sides[side].shape[0]):
-            _add_row(indptr, indices, data, dense, sides[side][i], np.float32(1), sparse_work, dense_work)
-        lengths[side] = np.sqrt(
-            max(_squared_length(indptr, indices, data, dense, sides[side], sparse_work, dense_work), np.float32(0))
+def _two_means(
+    indptr, indices, data, dense, members, left_count, max_iterations, scales, sparse_sums, dense_sums
+):  # fmt: skip
+    """
+    Marks the members of the left side, starting from centres that are the sums times `scales`.
+
+    Members that change sides are moved from one sum to the other, so that an iteration reads every member once.
+    """
+    left = np.zeros(members.shape[0], dtype=np.bool_)
+    left_scale, right_scale = scales
+    for iteration in range(max_iterations):
+        left_dots, right_dots, new_left_scale, new_right_scale = _dots(
+            indptr, indices, data, dense, members, left, sparse_sums, dense_sums
         )
-        _clear(indptr, indices, members, sparse_work, dense_work)
-    for side in range(2):
-        factor = np.float32(1 if side == 0 else -1) / max(lengths[side], np.float32(1e-12))
-        for i in range(sides[side].shape[0]):
-            _add_row(indptr, indices, data, dense, sides[side][i], factor, sparse_work, dense_work)
+        if iteration > 0:
+            left_scale, right_scale = new_left_scale, new_right_scale
+        now_left = _largest(left_dots * left_scale - right_dots * right_scale, left_count)
+        if iteration == 0:
+            _clear(indptr, indices, members, sparse_sums, dense_sums)
+        changed = False
+        for i in range(members.shape[0]):
+            moved = now_left[i] != left[i]
+            changed |= moved
+            if iteration > 0 and moved:
+                side = 0 if left[i] else 1
+                _add_row(indptr, indices, data, dense, members[i], np.float32(-1), side, sparse_sums, dense_sums)
+            if iteration == 0 or moved:
+                side = 0 if now_left[i] else 1
+                _add_row(indptr, indices, data, dense, members[i], np.float32(1), side, sparse_sums, dense_sums)
+        left = now_left
+        if not changed:
+            break
+    return left
+
+
+@compiled
+def _dots(indptr, indices, data, dense, members, left, sparse_sums, dense_sums):
+    """Dot products of the members with the two sums, and the factors that make the sums unit centres."""
+    left_dots, right_dots = np.empty(members.shape[0], np.float32), np.empty(members.shape[0], np.float32)
+    left_square, right_square = 0.0, 0.0
+    for i in range(members.shape[0]):
+        left_dots[i], right_dots[i] = _dot_row(indptr, indices, data, dense, members[i], sparse_sums, dense_sums)
+        # The dot products of a side's members with their sum add up to its squared length.
+        if left[i]:
+            left_square += left_dots[i]
+        else:
+            right_square += right_dots[i]
+    left_scale = np.float32(1 / np.sqrt(max(left_square, 1e-24)))
+    return left_dots, right_dots, left_scale, np.float32(1 / np.sqrt(max(right_square, 1e-24)))
+
+
+@compiled
+def _largest(values, count):
+    """Marks the `count` largest values; of equal ones, those that come first."""
+    threshold = np.partition(values, values.shape[0] - count)[values.shape[0] - count]
+    equal_left = count - (values > threshold).sum()
+    marked = np.zeros(values.shape[0], dtype=np.bool_)
+    for i in range(values.shape[0]):
+        if values[i] > threshold:
+            marked[i] = True
+        elif values[i] == threshold and equal_left > 0:
+            marked[i] = True
+            equal_left -= 1
+    return marked
 
 
 @compiled
@@ -129,6 +174,8 @@ def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
     out_indices = np.empty(count * limit, dtype=np.int32)
     out_data = np.empty(count * limit, dtype=np.float32)
     touched = np.empty(work.shape[0], dtype=np.int32)
+    # Not `work[column] != 0`: values of opposite sign may cancel on the way.
+    seen = np.zeros(work.shape[0], dtype=np.bool_)
     at = 0
     for group in range(count):
         size = 0
@@ -136,13 +183,15 @@ def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
             for p in range(indptr[groups[g]], indptr[groups[g] + 1]):
                 column = indices[p]
                 if data[p] != 0:
-                    if work[column] == 0:
+                    if not seen[column]:
+                        seen[column] = True
                         touched[size] = column
                         size += 1
                     work[column] += data[p]
         columns = np.sort(touched[:size])
         values = work[columns]
         work[columns] = 0
+        seen[columns] = False
         if size > limit:
             kept = np.sort(np.argsort(-values, kind="mergesort")[:limit])
             columns, values = columns[kept], values[kept]

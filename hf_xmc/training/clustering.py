@@ -13,7 +13,7 @@ import numpy as np
 
 from ..features import Features
 from ..label_tree import LabelTree
-from ..linear_ranker import dense_part, sparse_part
+from ..linear_ranker import sparse_part
 from .cluster_kernels import bisect, nearest_centre
 
 Progress = Callable[[str, int, int], None]
@@ -58,7 +58,7 @@ class TreeArguments:
     def __post_init__(self) -> None:
         if self.clustering not in CLUSTERINGS:
             raise ValueError(f"`clustering={self.clustering!r}` is not one of {', '.join(CLUSTERINGS)}.")
-        for name, least in (("branching", 2), ("max_leaf_size", 1), ("kmeans_iterations", 1)):
+        for name, least in (("branching", 2), ("max_leaf_size", 2), ("kmeans_iterations", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, not {getattr(self, name)}.")
         if self.max_depth is not None and self.max_depth < 1:
@@ -106,15 +106,16 @@ def balanced_arities(num_labels: int, branching: int, max_leaf_size: int, max_de
 
 
 class _Rows:
-    """Label features as the kernels want them, and zeroed working vectors for each thread."""
+    """Label features as the kernels want them, and zeroed working memory for each thread."""
 
     def __init__(self, features: Features, num_threads: int | None) -> None:
         sparse = sparse_part(features)
-        self.arrays = (sparse.indptr, sparse.indices, sparse.data, dense_part(features)[:, :-1])
+        dense = np.empty((len(features), 0), np.float32) if features.dense is None else features.dense
+        self.arrays = (sparse.indptr, sparse.indices, sparse.data, dense)
         self.count, self.num_sparse, self.num_dense = len(features), features.num_sparse, features.num_dense
         self.work: SimpleQueue = SimpleQueue()
         for _ in range(num_threads or os.cpu_count() or 1):
-            self.work.put((np.zeros(self.num_sparse, np.float32), np.zeros(self.num_dense, np.float32)))
+            self.work.put((np.zeros((self.num_sparse, 2), np.float32), np.zeros((self.num_dense, 2), np.float32)))
 
     def bisect(self, members: np.ndarray, left_count: int, iterations: int, seed: int) -> None:
         work = self.work.get()
@@ -136,13 +137,14 @@ def _balanced_tree(
         sizes = (sizes[:, None] // arity + (np.arange(arity) < sizes[:, None] % arity)).ravel()
     child_offsets.append(np.concatenate([[0], np.cumsum(sizes)]))
     boundaries = child_offsets[-1]
+    strides = np.cumprod([1, *arities[:0:-1]])[::-1].tolist()  # lowest nodes under one node of each level, top first
     order = np.random.default_rng(arguments.tree_seed).permutation(rows.count)
     # Ranges of lowest nodes still to be cut in two; all ranges of one round are independent.
     ranges = [(0, len(sizes))]
     done = 0
     with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
         while ranges:
-            cuts = [(first, (first + last) // 2, last) for first, last in ranges if last - first > 1]
+            cuts = [(first, _middle(first, last, strides), last) for first, last in ranges if last - first > 1]
 
             def cut(nodes: tuple[int, int, int]) -> None:
                 first, middle, last = (int(boundaries[node]) for node in nodes)
@@ -155,6 +157,12 @@ def _balanced_tree(
                     progress("tree", done, len(sizes) - 1)
             ranges = [part for first, middle, last in cuts for part in ((first, middle), (middle, last))]
     return LabelTree(child_offsets, order)
+
+
+def _middle(first: int, last: int, strides: list[int]) -> int:
+    """Where a range of lowest nodes is cut: never through a node of a level above while there is a border to cut at."""
+    stride = next(stride for stride in strides if last - first > stride)
+    return first + (last - first) // stride // 2 * stride
 
 
 def _kmeans_tree(rows: _Rows, arguments: TreeArguments, progress: Progress | None) -> LabelTree:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack, vstack
 
 from ..features import Features
+from ..label_tree import binarized
 from .cluster_kernels import aggregate_rows
 
 # Labels aggregated in one piece of work.
@@ -35,7 +36,7 @@ def pifa(
     Returns:
         `Features`: one row per label; a label without documents has a zero row.
     """
-    by_label = csr_matrix(targets.T)
+    by_label = csr_matrix(binarized(targets).T)
     sparse = dense = None
     if features.sparse is not None:
         sparse = _sparse_sums(features.sparse, by_label, max_sparse or features.num_sparse, num_threads)

@@ -67,7 +67,8 @@ def training_features(
     if not (has_text if kind == "text" else has_vectors):
         raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
     if kind == "vectors":
-        return Features(feature_matrix(dataset)).normalized()
+        model.config.vector_power = args.vector_power
+        return model.prepare_vectors(Features(feature_matrix(dataset)))
     texts = dataset["text"]
     if model.tfidf is None:
         tfidf = args.make_tfidf()

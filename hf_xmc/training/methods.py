@@ -5,30 +5,23 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-# What a preset does not name has the default of the part it belongs to. Those defaults are the settings that pay most:
-# XR-Linear with matcher-aware negatives, ranked by the leaf margin.
+# What a preset does not name has the default of the part it belongs to.
+_PRODUCT_ALONG_THE_PATH: dict[str, Any] = {
+    "ranker_negatives": "tfn",
+    "ranker_ranking": "path",
+    "ranker_beam_size": 10,
+}
 METHODS: dict[str, dict[str, Any]] = {
-    "xr-linear": {},
-    "parabel": {
-        "tree_clustering": "balanced",
-        "tree_branching": 2,
-        "tree_max_leaf_size": 100,
-        "ranker_negatives": "tfn",
-        "ranker_ranking": "path",
-        "ranker_beam_size": 10,
-    },
+    "xr-linear": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
+    "parabel": {"tree_branching": 2, "tree_max_leaf_size": 96, **_PRODUCT_ALONG_THE_PATH},
     "bonsai": {
         "tree_clustering": "kmeans",
         "tree_branching": 100,
-        "tree_max_leaf_size": 100,
+        "tree_max_leaf_size": 96,
         "tree_max_depth": 3,
-        "ranker_negatives": "tfn",
-        "ranker_ranking": "path",
-        "ranker_beam_size": 10,
+        **_PRODUCT_ALONG_THE_PATH,
     },
-    "dismec": {
-        "tree_clustering": "flat",
-    },
+    "dismec": {"tree_clustering": "flat"},
 }
 
 

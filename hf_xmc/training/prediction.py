@@ -37,7 +37,7 @@ def document_features(model: XMCForTextClassification, dataset: Dataset, num_thr
         raise ValueError(f"The model reads {kind}, but the data set has only {', '.join(dataset.column_names)}.")
     if model.tfidf is not None:
         return model.featurize(dataset["text"], num_threads)
-    return Features(feature_matrix(dataset, model.ranker.num_sparse)).normalized()
+    return model.prepare_vectors(Features(feature_matrix(dataset, model.ranker.num_sparse)))
 
 
 def predict_batches(

@@ -11,15 +11,18 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from ..features import Features
-from ..kernels import bucket_bits, hash_order, pack_rows, squared_norms
+from ..kernels import squared_norms
 from ..label_tree import LabelTree
 from ..lanes import HEADER, LANES
 from ..linear_ranker import LOSSES, RANKINGS, LinearRanker, RankerWeights, dense_part, number_blocks, sparse_part
 from .clustering import Progress
 from .shortlist import NEGATIVES, Shortlist, level_shortlist
-from .solver import block_diagonal, collect_rows, solve_block
+from .solver import train_blocks
 
 WEIGHT_DTYPES = ("int8", "float32")
+
+# Documents of the blocks that one piece of work trains.
+_DOCUMENTS_PER_TASK = 8192
 
 
 @dataclass
@@ -32,14 +35,15 @@ class RankerArguments:
         cost (`float`, *optional*, defaults to `1.0`): Weight C of a document's loss against the regulariser.
         negative_cost (`float`, *optional*): The same for negative documents; `cost` by default.
         cost_sensitive (`bool`, *optional*, defaults to `False`):
-            Whether a positive weighs as its share of the document's true labels under the node, equation (6).
+            Whether a positive weighs as its share of the document's true labels, equation (6), so that documents with
+            few labels count as much as those with many; scaled so that positives weigh `cost` on average.
         negatives (`str`, *optional*, defaults to `"both"`):
             Documents a lowest node's labels are trained on: `"tfn"` those with a true label under the node, `"man"`
             those that the levels above send there, `"both"` their union.
-        train_beam_size (`int`, *optional*, defaults to `30`): Nodes in a document's beam that finds `man` negatives.
+        train_beam_size (`int`, *optional*, defaults to `60`): Nodes in a document's beam that finds `man` negatives.
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
-        beam_size (`int`, *optional*, defaults to `10`): Nodes per level at prediction.
-        threshold (`float`, *optional*, defaults to `2e-4`):
+        beam_size (`int`, *optional*, defaults to `20`): Nodes per level at prediction.
+        threshold (`float`, *optional*, defaults to `1e-4`):
             Weights are dropped whose loss changes the node's margins by less than this (root mean square).
         weight_dtype (`str`, *optional*, defaults to `"int8"`): `"int8"` (one scale per row) or `"float32"`.
         max_passes (`int`, *optional*, defaults to `10`): Largest number of passes over a node's documents.
@@ -57,13 +61,13 @@ class RankerArguments:
     negatives: str = field(
         default="both", metadata={"help": "Documents a label is trained on: tfn, man or both.", "choices": NEGATIVES}
     )
-    train_beam_size: int = field(default=30, metadata={"help": "Beam that finds matcher-aware negatives."})
+    train_beam_size: int = field(default=60, metadata={"help": "Beam that finds matcher-aware negatives."})
     ranking: str = field(
         default="leaf", metadata={"help": "Rank labels by their own margin or by the whole path.", "choices": RANKINGS}
     )
-    beam_size: int = field(default=10, metadata={"help": "Nodes kept per level at prediction."})
+    beam_size: int = field(default=20, metadata={"help": "Nodes kept per level at prediction."})
     threshold: float = field(
-        default=2e-4, metadata={"help": "Weights that move margins by less than this are dropped."}
+        default=1e-4, metadata={"help": "Weights that move margins by less than this are dropped."}
     )
     weight_dtype: str = field(
         default="int8", metadata={"help": "How weights are stored: int8 or float32.", "choices": WEIGHT_DTYPES}
@@ -120,7 +124,7 @@ def train_ranker(
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
-    if targets.nnz == 0:
+    if targets.count_nonzero() == 0:
         raise ValueError("No training document has a label: there is nothing to learn.")
     problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1)
     level_targets = tree.targets(targets)
@@ -144,6 +148,7 @@ def train_ranker(
         last_node = first_node + above
         blocks = _level_blocks(child_begin, block_begin, first_node, last_node)
         stage = f"ranker level {level}/{tree.depth}"
+        ranker = None  # its arrays are about to grow
         problem.train_level(level_targets[level - 1], shortlist, blocks, weights, stage, progress)
         if level == tree.depth or arguments.negatives != "tfn":
             ranker = LinearRanker(
@@ -194,56 +199,33 @@ class _Problem:
         progress: Progress | None,
     ) -> None:
         """Trains the blocks of one level and appends them to `weights`."""
+        before = np.cumsum(np.append(0, np.diff(shortlist.indptr)[blocks[:-1, 0]]))
+        tasks = np.split(blocks, np.flatnonzero(np.diff(before // _DOCUMENTS_PER_TASK)) + 1)
+        done = 0
         with ThreadPoolExecutor(self.num_threads) as pool:
-            for done, block in enumerate(
-                pool.map(lambda block: self._train_block(targets, shortlist, block), blocks), 1
-            ):
-                weights.append(block)
+            for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
+                weights.append(*trained)
+                done += len(trained[0])
                 if progress is not None:
                     progress(stage, done, len(blocks))
 
-    def _train_block(self, targets: csr_matrix, shortlist: Shortlist, block: np.ndarray) -> _Block:
+    def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         arguments = self.arguments
-        parent, first, size = (int(value) for value in block)
-        documents = shortlist.documents(parent)
-        diagonal = np.empty((len(documents), LANES), dtype=np.float32)
-        loss = LOSSES[arguments.loss]
-        block_diagonal(
-            targets.indptr, targets.indices, targets.data, documents, first, size, loss, arguments.cost,
-            arguments.negative_cost or arguments.cost, arguments.cost_sensitive, diagonal,
-        )  # fmt: skip
-        dense_weights = np.zeros((self.dense.shape[1], LANES), dtype=np.float32)
+        positive_cost = arguments.cost
+        if arguments.cost_sensitive:
+            # Shares of a document add up to 1: times the mean number of true nodes they weigh 1 on average.
+            positive_cost *= targets.nnz / np.count_nonzero(np.diff(targets.indptr))
         weights, energy = self.work.get()
         try:
-            solve_block(
-                self.indptr, self.indices, self.data, self.dense, self.norms, documents, diagonal, size, loss,
-                np.float32(arguments.bias_prior), arguments.max_passes, arguments.tolerance,
-                arguments.ranker_seed + first, weights, dense_weights,
+            return train_blocks(
+                self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
+                targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
+                arguments.negative_cost or arguments.cost, arguments.cost_sensitive, np.float32(arguments.bias_prior),
+                arguments.max_passes, arguments.tolerance, arguments.ranker_seed, np.float32(arguments.threshold),
+                arguments.weight_dtype == "int8", weights, energy,
             )  # fmt: skip
-            features, rows = collect_rows(
-                self.indptr, self.indices, self.data, documents, weights, np.float32(arguments.threshold), energy
-            )
         finally:
             self.work.put((weights, energy))
-        dense_weights[-1] += np.float32(arguments.bias_prior)
-        return _packed(features, rows, dense_weights, arguments.weight_dtype)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """One trained block in its final form."""
-
-    records: np.ndarray
-    buckets: np.ndarray
-    dense: np.ndarray
-
-
-def _packed(features: np.ndarray, rows: np.ndarray, dense: np.ndarray, weight_dtype: str) -> _Block:
-    order, buckets = hash_order(features, bucket_bits(len(features)))
-    quantized = weight_dtype == "int8"
-    records = np.empty((len(rows), HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
-    pack_rows(features, rows, order, records, records.view(np.int32), records.view(np.float32), quantized)
-    return _Block(records, buckets, dense)
 
 
 class _GrowingArray:
@@ -271,19 +253,21 @@ class _GrowingWeights:
     def __init__(self, weight_dtype: str) -> None:
         self.records = _GrowingArray((HEADER + LANES * (1 if weight_dtype == "int8" else 4),), np.int8)
         self.buckets, self.dense = _GrowingArray((), np.int32), _GrowingArray((LANES,), np.float32)
-        self.row_begin, self.bucket_begin = [0], [0]
+        self.sizes: list[np.ndarray] = []
 
-    def append(self, block: _Block) -> None:
-        for name in ("records", "buckets", "dense"):
-            getattr(self, name).append(getattr(block, name))
-        self.row_begin.append(self.records.used)
-        self.bucket_begin.append(self.buckets.used)
+    def append(self, sizes: np.ndarray, records: np.ndarray, buckets: np.ndarray, dense: np.ndarray) -> None:
+        """Takes what [`train_blocks`] returns."""
+        self.sizes.append(sizes)
+        self.records.append(records)
+        self.buckets.append(buckets)
+        self.dense.append(dense)
 
     def snapshot(self) -> RankerWeights:
         """What is there, without a copy; valid until the next `append`."""
+        begin = np.cumsum(np.concatenate([np.zeros((1, 2), np.int64), *self.sizes]), axis=0)
         return RankerWeights(
-            row_begin=np.array(self.row_begin),
-            bucket_begin=np.array(self.bucket_begin),
+            row_begin=begin[:, 0].copy(),
+            bucket_begin=begin[:, 1].copy(),
             buckets=self.buckets.rows(),
             records=self.records.rows(),
             dense=self.dense.rows(),

@@ -8,9 +8,13 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from ..features import Features
+from ..lanes import compiled
 from ..linear_ranker import LinearRanker
 
 NEGATIVES = ("tfn", "man", "both")
+
+# Bounds the copy of the documents that are searched together.
+_DOCUMENTS_PER_SEARCH = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -47,21 +51,59 @@ def level_shortlist(
         ranker (`LinearRanker`, *optional*):
             The levels trained so far, for `"man"`.
     """
-    count = len(features)
     if true_nodes is None:
-        return Shortlist(np.array([0, count]), np.arange(count))
-    pairs = true_nodes.indices.astype(np.int64), np.repeat(np.arange(count), np.diff(true_nodes.indptr))
+        return Shortlist(np.array([0, len(features)]), np.arange(len(features)))
+    true_ptr, true = true_nodes.indptr, true_nodes.indices
+    found = np.empty((len(features), 0), dtype=np.int64)
+    first_node = 0
     if negatives != "tfn":
         assert ranker is not None
-        width = min(beam_size, num_nodes)
-        _, nodes = ranker.search(features, level - 1, width, beam_size, True, num_threads)
+        found = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
+        # Documents with a true node in common visit the same classifiers: together they find them in the cache.
+        first_true = np.append(true, 0)[true_ptr[:-1]]
+        for rows in np.array_split(np.argsort(first_true, kind="stable"), -(-len(features) // _DOCUMENTS_PER_SEARCH)):
+            nodes = ranker.search(features[rows], level - 1, found.shape[1], beam_size, True, num_threads)[1]
+            found[rows] = nodes
         first_node = 1 + sum(ranker.tree.level_sizes[: level - 2])
-        found = nodes >= 0
-        predicted = nodes[found] - first_node, np.repeat(np.arange(count), found.sum(axis=1))
-        pairs = (
-            predicted if negatives == "man" else (np.append(pairs[0], predicted[0]), np.append(pairs[1], predicted[1]))
-        )
-    key = np.unique(pairs[0] * count + pairs[1])
-    node_of = key // count
-    indptr = np.searchsorted(node_of, np.arange(num_nodes + 1))
-    return Shortlist(indptr, key - node_of * count)
+        if negatives == "man":
+            true_ptr = np.zeros_like(true_ptr)
+    return Shortlist(*_documents_by_node(true_ptr, true, found, first_node, num_nodes))
+
+
+@compiled
+def _documents_by_node(true_ptr, true, found, first_node, num_nodes):
+    """
+    Documents of each node, ascending, each once: those with the node in their row of `true` or of `found`.
+
+    `found` numbers the nodes from `first_node`, -1 stands for none. A first round counts, a second one fills.
+    """
+    indptr = np.zeros(num_nodes + 1, dtype=np.int64)
+    rows = np.empty(0, dtype=np.int64)
+    fill = indptr[1:]
+    for filling in (False, True):
+        for document in range(found.shape[0]):
+            for position in range(found.shape[1]):
+                node = found[document, position] - first_node
+                if node >= 0:
+                    if filling:
+                        rows[fill[node]] = document
+                    fill[node] += 1
+            for p in range(true_ptr[document], true_ptr[document + 1]):
+                node = np.int64(true[p])
+                if not _contains(found[document], first_node + node):
+                    if filling:
+                        rows[fill[node]] = document
+                    fill[node] += 1
+        if not filling:
+            indptr[:] = np.cumsum(indptr)
+            rows = np.empty(indptr[-1], dtype=np.int64)
+            fill = indptr[:-1].copy()
+    return indptr, rows
+
+
+@compiled
+def _contains(values, value):
+    for i in range(values.shape[0]):
+        if values[i] == value:
+            return True
+    return False

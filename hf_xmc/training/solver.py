@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..lanes import LANES, compiled, lane_add, lane_add_run, lane_dot, lane_dot_run
+from ..kernels import bucket_bits, hash_order, pack_rows
+from ..lanes import HEADER, LANES, compiled, lane_add, lane_add_run, lane_dot, lane_dot_run
 
 SQUARED_HINGE, LOGISTIC = 0, 1
 
@@ -146,8 +147,9 @@ def _logistic_step(alpha, diagonal, scores, norm, num_lanes, slack, delta):
     """
     Newton steps on `norm * (C * sigmoid(u) - old) + y * score + u = 0`, the optimality of one dual coordinate.
 
-    Written in `u = logit(alpha / C)` the equation is increasing with a slope of at least one, so it needs no guard
-    against leaving `(0, C)`.
+    Written in `u = logit(alpha / C)` the equation is increasing with a slope of at least one, and its root lies
+    between the values for `alpha = C` and `alpha = 0`. Long documents or large costs make the curve a steep step,
+    around which Newton's method jumps to and fro: a step out of what remains of the interval halves it instead.
     """
     worst = np.float32(0)
     for lane in range(num_lanes):
@@ -156,12 +158,19 @@ def _logistic_step(alpha, diagonal, scores, norm, num_lanes, slack, delta):
         old = np.float64(alpha[lane])
         margin = sign * scores[lane]
         u = -margin
-        for _ in range(20):
+        low, high = u - norm * (cost - old), u + norm * old
+        for _ in range(50):
             share = 1.0 / (1.0 + np.exp(-u))
             residual = norm * (cost * share - old) + margin + u
+            if residual > 0:
+                high = u
+            else:
+                low = u
             u -= residual / (norm * cost * share * (1.0 - share) + 1.0)
             if abs(residual) < 1e-6:
                 break
+            if not low < u < high:
+                u = 0.5 * (low + high)
         new = np.float32(cost / (1.0 + np.exp(-u)))
         change = new - alpha[lane]
         violation = norm * abs(change)
@@ -238,3 +247,58 @@ def collect_rows(indptr, indices, data, documents, weights, threshold, energy):
         rows[t] = weights[features[t]]
         weights[features[t], :] = 0
     return features, rows
+
+
+@compiled
+def train_blocks(
+    indptr, indices, data, dense, norms, target_ptr, targets, relevance, shortlist_ptr, shortlist, blocks, loss,
+    positive_cost, negative_cost, weighted, prior, max_passes, tolerance, seed, threshold, quantized, weights, energy
+):  # fmt: skip
+    """
+    Trains and packs blocks of one level, each given as (parent, first child, number of children).
+
+    A large tree has tens of thousands of blocks with a millisecond of work each: one call takes many of them.
+    `weights` (features, LANES) and `energy` (features) come and leave zeroed. Returns the number of records and of
+    bucket table entries of each block, then all records, bucket tables and dense weights.
+    """
+    count, width = blocks.shape[0], dense.shape[1]
+    sizes = np.empty((count, 2), dtype=np.int64)
+    dense_weights = np.zeros((count * width, LANES), dtype=np.float32)
+    records = np.empty((0, HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
+    buckets = np.empty(0, dtype=np.int32)
+    num_records, num_buckets = 0, 0
+    for block in range(count):
+        parent, first, num_lanes = blocks[block]
+        documents = shortlist[shortlist_ptr[parent] : shortlist_ptr[parent + 1]]
+        diagonal = np.empty((documents.shape[0], LANES), dtype=np.float32)
+        block_diagonal(
+            target_ptr, targets, relevance, documents, first, num_lanes, loss, positive_cost, negative_cost, weighted,
+            diagonal
+        )  # fmt: skip
+        block_dense = dense_weights[block * width : (block + 1) * width]
+        solve_block(
+            indptr, indices, data, dense, norms, documents, diagonal, num_lanes, loss, prior, max_passes, tolerance,
+            seed + first, weights, block_dense
+        )  # fmt: skip
+        block_dense[-1] += prior
+        features, rows = collect_rows(indptr, indices, data, documents, weights, threshold, energy)
+        order, starts = hash_order(features, bucket_bits(features.shape[0]))
+        sizes[block, 0], sizes[block, 1] = order.shape[0], starts.shape[0]
+        records = _with_room(records, num_records, order.shape[0])
+        buckets = _with_room(buckets, num_buckets, starts.shape[0])
+        packed = records[num_records : num_records + order.shape[0]]
+        pack_rows(features, rows, order, packed, packed.view(np.int32), packed.view(np.float32), quantized)
+        buckets[num_buckets : num_buckets + starts.shape[0]] = starts
+        num_records += order.shape[0]
+        num_buckets += starts.shape[0]
+    return sizes, records[:num_records], buckets[:num_buckets], dense_weights
+
+
+@compiled
+def _with_room(array, used, more):
+    """`array`, or a larger copy, with room for `more` rows after the first `used`."""
+    if used + more <= array.shape[0]:
+        return array
+    larger = np.empty((2 * (used + more),) + array.shape[1:], dtype=array.dtype)
+    larger[:used] = array[:used]
+    return larger

@@ -46,6 +46,8 @@ class XMCTrainingArguments(TrainingArguments):
             Whether training may replace a finished model in `output_dir`.
         features (`str`, *optional*):
             `"text"` (TF-IDF of the texts) or `"vectors"` (those of the data set); text by default where there is any.
+        vector_power (`float`, *optional*, defaults to 1.0):
+            Power that the values of given vectors are raised to; 0.5 damps terms that one document repeats.
         label_features (`str`, *optional*, defaults to `"pifa"`):
             What places a label in the tree: `"pifa"` (the documents that carry it), `"text"` (its own) or `"both"`.
         label_max_features (`int`, *optional*, defaults to `1024`):
@@ -71,6 +73,9 @@ class XMCTrainingArguments(TrainingArguments):
             "help": "Train on text or vectors; text by default if there is any.",
             "choices": ("text", "vectors"),
         },
+    )
+    vector_power: float = field(
+        default=1.0, metadata={"help": "Power that the values of given vectors are raised to."}
     )
     label_features: str = field(
         default="pifa", metadata={"help": "What places a label in the tree.", "choices": ("pifa", "text", "both")}
@@ -122,6 +127,8 @@ class XMCTrainingArguments(TrainingArguments):
             if getattr(self, option) not in choices:
                 known = ", ".join(choice for choice in choices if choice)
                 raise ValueError(f"`{option}={getattr(self, option)!r}` is not one of {known}.")
+        if not self.vector_power > 0:
+            raise ValueError(f"`vector_power` must be greater than 0, not {self.vector_power}.")
         # A wrong value is an error here and not after minutes of work.
         self.make_tfidf(), self.make_tree_arguments(), self.make_ranker_arguments()
 

@@ -1,0 +1,97 @@
+"""Small random problems for the tests of tree and ranker, and the ranker's weights read back as plain matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+from scipy.sparse import csr_matrix
+
+from hf_xmc.features import Features
+from hf_xmc.label_tree import LabelTree
+from hf_xmc.linear_ranker import LinearRanker
+
+# Depth 3; single children, a node of 17 labels (two blocks of lanes) and labels in no particular order.
+UNEVEN_PARENTS = [
+    [0, 0, 0],
+    [2, 0, 1, 0, 2, 0],
+    [3, 0, 5, 5, 1, 5, 5, 4, 5, 5, 5, 5, 2, 5, 5, 5, 5, 4, 5, 5, 5, 5, 0, 5, 3, 1, 0, 4],
+]
+UNEVEN_LABELS = len(UNEVEN_PARENTS[-1])
+
+
+def uneven_tree() -> LabelTree:
+    return LabelTree.from_parents([np.array(parents) for parents in UNEVEN_PARENTS])
+
+
+def random_problem(
+    seed: int = 0, documents: int = 70, sparse: int = 40, dense: int = 3, labels: int = UNEVEN_LABELS
+) -> tuple[Features, csr_matrix]:
+    """
+    Documents that resemble their labels, and the labels.
+
+    Document 0 has neither features nor labels, document 1 labels only, and the last label has no document.
+    """
+    rng = np.random.default_rng(seed)
+    truth = rng.random((documents, labels)) < 2.5 / labels
+    truth[0] = False
+    truth[:, -1] = False
+    truth[1, 0] = True
+    width = sparse + dense
+    prototypes = rng.random((labels, width)) * (rng.random((labels, width)) < 0.2)
+    values = truth @ prototypes + rng.random((documents, width)) * (rng.random((documents, width)) < 0.1)
+    values[:, sparse:] -= 0.3  # embeddings have negative values
+    values[:2] = 0
+    features = Features(
+        csr_matrix(values[:, :sparse].astype(np.float32)) if sparse else None,
+        values[:, sparse:].astype(np.float32) if dense else None,
+    )
+    return features.normalized(), csr_matrix(truth.astype(np.float32))
+
+
+def as_rows(features: Features) -> np.ndarray:
+    """`[sparse ; dense ; 1]` as one float64 matrix."""
+    parts = [np.ones((len(features), 1))]
+    if features.dense is not None:
+        parts.insert(0, features.dense.astype(np.float64))
+    if features.sparse is not None:
+        parts.insert(0, features.sparse.toarray().astype(np.float64))
+    return np.hstack(parts)
+
+
+def as_weights(ranker: LinearRanker) -> list[np.ndarray]:
+    """The weights of all nodes of each level, (nodes, sparse + dense + 1), from the documented layout."""
+    weights, width = ranker.weights, ranker.num_dense + 1
+    quantized = weights.records.shape[1] == 8 + 16
+    levels = []
+    block = 0
+    for offsets in ranker.tree.child_offsets:
+        matrix = np.zeros((offsets[-1], ranker.num_sparse + width))
+        for parent in range(len(offsets) - 1):
+            for first in range(offsets[parent], offsets[parent + 1], 16):
+                lanes = min(16, offsets[parent + 1] - first)
+                for row in range(weights.row_begin[block], weights.row_begin[block + 1]):
+                    record = weights.records[row].tobytes()
+                    feature = np.frombuffer(record[:4], np.int32)[0]
+                    scale = np.frombuffer(record[4:8], np.float32)[0]
+                    values = np.frombuffer(record[8:], np.int8 if quantized else np.float32).astype(np.float64)
+                    matrix[first : first + lanes, feature] = (scale * values)[:lanes]
+                dense = weights.dense[block * width : (block + 1) * width, :lanes]
+                matrix[first : first + lanes, ranker.num_sparse :] = dense.T
+                block += 1
+        levels.append(matrix)
+    assert block == len(weights.row_begin) - 1
+    return levels
+
+
+def same_weights(first: LinearRanker, second: LinearRanker) -> bool:
+    """Whether two rankers are equal to the last bit."""
+    return vars(first.weights).keys() == vars(second.weights).keys() and all(
+        array.dtype == getattr(second.weights, name).dtype and np.array_equal(array, getattr(second.weights, name))
+        for name, array in vars(first.weights).items()
+    )
+
+
+def cost_sensitive_weights(counts: np.ndarray, cost: float, negative_cost: float) -> np.ndarray:
+    """Equation (6) as the ranker uses it: positives in proportion to their shares, `cost` on average."""
+    shares = oracles.importance_weights(counts, np.nan)
+    return np.where(counts > 0, shares * cost / np.nanmean(shares), negative_cost)

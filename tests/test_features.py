@@ -1,0 +1,128 @@
+"""Features: what is accepted, what is refused, rows and lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.sparse import coo_matrix, csc_matrix, csr_matrix
+
+from hf_xmc.features import Features, normalize_rows
+
+DENSE = np.array([[3.0, 4.0], [0.0, 0.0], [-1.0, 0.0]])
+SPARSE = np.array([[0.0, 2.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0], [5.0, 0.0, 0.0, 0.0]])
+
+
+def raw_csr(data, indices, indptr, shape, index_dtype=np.int32):
+    """A matrix exactly as given: scipy's constructor would tidy up the index type."""
+    matrix = csr_matrix(shape, dtype=np.float32)
+    matrix.data = np.asarray(data, dtype=np.float32)
+    matrix.indices, matrix.indptr = np.asarray(indices, index_dtype), np.asarray(indptr, index_dtype)
+    return matrix
+
+
+def test_sizes_and_types():
+    features = Features(csr_matrix(SPARSE), DENSE)
+    assert len(features) == 3 and features.num_sparse == 4 and features.num_dense == 2
+    assert features.sparse.dtype == np.float32 and features.dense.dtype == np.float32
+    assert np.array_equal(features.sparse.toarray(), SPARSE) and np.array_equal(features.dense, DENSE)
+    only_sparse, only_dense = Features(csr_matrix(SPARSE)), Features(None, DENSE)
+    assert (len(only_sparse), only_sparse.num_sparse, only_sparse.num_dense) == (3, 4, 0)
+    assert (len(only_dense), only_dense.num_sparse, only_dense.num_dense) == (3, 0, 2)
+
+
+@pytest.mark.parametrize("kind", [csr_matrix, csc_matrix, coo_matrix, np.array])
+def test_any_sparse_format_will_do(kind):
+    assert np.array_equal(Features(kind(SPARSE)).sparse.toarray(), SPARSE)
+
+
+def test_dense_part_is_made_contiguous():
+    dense = np.asfortranarray(DENSE)
+    assert Features(None, dense).dense.flags.c_contiguous
+    assert np.array_equal(Features(None, dense[::2]).dense, DENSE[::2])
+
+
+def test_no_copies_where_none_are_needed():
+    sparse, dense = csr_matrix(SPARSE.astype(np.float32)), DENSE.astype(np.float32)
+    features = Features(sparse, dense)
+    assert features.dense is dense
+    assert np.shares_memory(features.sparse.data, sparse.data)
+
+
+@pytest.mark.parametrize("rows", [slice(1, 3), np.array([2, 0]), np.array([True, False, True]), slice(0, 0)])
+def test_rows(rows):
+    part = Features(csr_matrix(SPARSE), DENSE)[rows]
+    assert np.array_equal(part.sparse.toarray(), SPARSE[rows]) and np.array_equal(part.dense, DENSE[rows])
+    assert len(part) == len(DENSE[rows])
+
+
+def test_normalized_scales_each_part_and_leaves_zero_rows():
+    features = Features(csr_matrix(SPARSE), DENSE).normalized()
+    for part, original in ((features.sparse.toarray(), SPARSE), (features.dense, DENSE)):
+        for row, source in zip(part, original, strict=True):
+            length = np.sqrt((source**2).sum())
+            np.testing.assert_allclose(row, source / length if length else source, rtol=1e-6)
+    again = features.normalized()
+    assert again.sparse is not None and np.array_equal(again.sparse.data, features.sparse.data)
+
+
+def test_normalize_rows_leaves_its_input_alone():
+    matrix = csr_matrix(SPARSE.astype(np.float32))
+    scaled = normalize_rows(matrix)
+    assert np.array_equal(matrix.toarray(), SPARSE)
+    assert scaled.data.dtype == np.float32 and np.shares_memory(scaled.indices, matrix.indices)
+
+
+def test_empty_inputs():
+    for features in (Features(csr_matrix((0, 4)), np.empty((0, 2))), Features(csr_matrix((3, 0)))):
+        assert len(features.normalized()) == len(features)
+    assert len(Features(csr_matrix((0, 4)))) == 0
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_unsorted_indices_are_sorted_in_a_copy(index_dtype):
+    matrix = raw_csr([1, 2, 3], [3, 1, 0], [0, 2, 3], (2, 4), index_dtype)
+    assert not matrix.has_sorted_indices and not matrix.has_canonical_format  # scipy remembers both answers
+    features = Features(matrix)
+    assert features.sparse.indices.tolist() == [1, 3, 0] and features.sparse.data.tolist() == [2, 1, 3]
+    assert matrix.indices.tolist() == [3, 1, 0]
+
+
+@pytest.mark.parametrize("indices", [[0, 2, 2, 1], [0, 1, 3, 1]])
+def test_duplicate_indices_name_their_row(indices):
+    # Rows 0 (empty), 1, 2 (empty), 3; equal neighbours across a row border are no duplicates.
+    doubled = raw_csr([1] * 6, [1, 3, *indices], [0, 0, 2, 2, 6], (4, 4))
+    with pytest.raises(ValueError, match="Row 3 of the sparse features names one column twice"):
+        Features(doubled)
+    Features(raw_csr([1] * 4, [1, 3, 3, 1], [0, 2, 3, 4], (3, 4)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_values_that_are_not_finite_name_their_row(value):
+    sparse, dense = SPARSE.copy(), DENSE.copy()
+    sparse[2, 0] = dense[2, 1] = value
+    with pytest.raises(ValueError, match=r"Row 2 of the sparse features holds (nan|-?inf): all values must be finite"):
+        Features(csr_matrix(sparse))
+    with pytest.raises(ValueError, match="Row 2 of the dense features is not finite"):
+        Features(None, dense)
+
+
+@pytest.mark.parametrize("column", [4, 2**31 - 1, -1])
+def test_columns_out_of_range(column):
+    with pytest.raises(ValueError, match=r"name a column outside 0\.\.3"):
+        Features(raw_csr([1], [column], [0, 1], (1, 4)))
+
+
+def test_stored_zeros_are_harmless():
+    matrix = raw_csr([0, 2, 0], [0, 1, 3], [0, 2, 3], (2, 4))
+    features = Features(matrix).normalized()
+    assert np.array_equal(features.sparse.toarray(), [[0, 1, 0, 0], [0, 0, 0, 0]])
+
+
+def test_wrong_shapes():
+    with pytest.raises(ValueError, match="need a sparse part, a dense part or both"):
+        Features()
+    with pytest.raises(ValueError, match="sparse part has 3 rows and the dense part 2"):
+        Features(csr_matrix(SPARSE), DENSE[:2])
+    with pytest.raises(ValueError, match=r"two dimensions .* not shape \(3,\)"):
+        Features(None, DENSE[:, 0])

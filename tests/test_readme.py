@@ -1,0 +1,53 @@
+"""The examples of the README run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def blocks(language: str) -> list[str]:
+    return [code for kind, code in BLOCKS if kind == language]
+
+
+def run(command: list[str], folder: Path, **kwargs) -> str:
+    # The commands are those of this environment, whether or not it is activated.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False, **kwargs
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_python_examples(tmp_path):
+    assert len(blocks("python")) >= 3
+    output = run([sys.executable, "-c", "\n".join(blocks("python"))], tmp_path)
+    assert re.search(r"P@1 0\.\d\d, nDCG@5 0\.\d\d", output)
+    assert len(re.findall(r"^[01]\.\d\d \w", output, re.M)) == 3
+    assert (tmp_path / "my-tagger" / "ranker.safetensors").is_file()
+
+
+@pytest.mark.parametrize("script", blocks("bash"))
+def test_shell_examples(script, tmp_path):
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    output = run(["bash", "-euo", "pipefail", "-c", script], tmp_path)
+    assert (tmp_path / "sample-tagger" / "test_results.json").is_file()
+    assert '{"labels": [{"label": ' in output
+
+
+def test_two_commands_are_shown():
+    text = "\n".join(blocks("text"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in ("quickstart", "test"):
+        assert f"make {command}" in text
+        assert re.search(rf"^{command}:", makefile, re.M)

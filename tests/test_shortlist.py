@@ -1,0 +1,138 @@
+"""Which documents train which node: equations (7) and (8), and that every level is optimal (9) on exactly those."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
+from small_problems import as_rows, as_weights, cost_sensitive_weights, random_problem, uneven_tree
+
+from hf_xmc.label_tree import LabelTree
+from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training.shortlist import level_shortlist
+
+EXACT = {"bias_prior": -1.0, "threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
+TREE = uneven_tree()
+OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
+CHAIN = oracles.cluster_chain(OFFSETS)
+
+
+def oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss):
+    """`M^(t)` of one level (from 1) by the oracles, with the levels above as they were trained."""
+    if level == 1:
+        return np.ones((len(rows), OFFSETS[0][-1]))
+    predicted = true = None
+    if negatives != "tfn":
+        margins = oracles.margins_of(rows, weights[: level - 1])
+        scores = oracles.beam_scores(margins, OFFSETS, loss, "path", beam_size)
+        predicted = oracles.top_nodes(scores, beam_size) * np.isfinite(scores)
+        if beam_size >= max(TREE.level_sizes):
+            everything = oracles.exhaustive_scores(margins, OFFSETS, loss, "path")
+            assert np.array_equal(predicted, oracles.top_nodes(everything, beam_size))
+    if negatives != "man":
+        true = oracles.true_nodes(truth, CHAIN, TREE.leaf_labels.tolist())[level - 2]
+    return oracles.shortlist(predicted, true, CHAIN[level - 1])
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize(("negatives", "beam_size"), [("tfn", 1), ("man", 1), ("man", 2), ("both", 2), ("both", 100)])
+def test_shortlist_equations_7_and_8(loss, negatives, beam_size):
+    features, targets = random_problem(seed=1)
+    truth, rows = targets.toarray(), as_rows(features)
+    ranker = train_ranker(features, targets, TREE, RankerArguments(loss=loss))
+    weights = as_weights(ranker)
+    true_levels = TREE.targets(targets)
+    for level in range(1, TREE.depth + 1):
+        above = len(OFFSETS[level - 1]) - 1
+        true_nodes = true_levels[level - 2] if level > 1 else None
+        found = level_shortlist(features, true_nodes, above, negatives, beam_size, ranker, level, 1)
+        expected = oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss)
+        assert len(found.indptr) == above + 1
+        for parent in range(above):
+            documents = found.documents(parent)
+            assert (np.diff(documents) > 0).all()
+            for child in range(OFFSETS[level - 1][parent], OFFSETS[level - 1][parent + 1]):
+                assert documents.tolist() == np.flatnonzero(expected[:, child]).tolist()
+
+
+@pytest.mark.parametrize("negatives", ["tfn", "man", "both"])
+def test_threads_do_not_matter(negatives):
+    features, targets = random_problem(seed=2, documents=300)
+    ranker = train_ranker(features, targets, TREE, RankerArguments())
+    nodes = TREE.targets(targets)[1]
+    one, two = (level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, threads) for threads in (1, 2))
+    assert np.array_equal(one.indptr, two.indptr) and np.array_equal(one.rows, two.rows)
+
+
+def best_objective(rows, targets, chosen, loss_weights, loss, prior):
+    """The least value of (9) for one node: found with gradients, measured by the oracle."""
+    keep = chosen > 0
+    rows, signs, costs = rows[keep], np.where(targets[keep] > 0, 1.0, -1.0), loss_weights[keep]
+
+    def value_and_gradient(weights):
+        margins = signs * (rows @ weights + prior)
+        if loss == "squared_hinge":
+            gap = np.maximum(0, 1 - margins)
+            value, slope = gap**2, -2 * gap
+        else:
+            value, slope = np.logaddexp(0, -margins), -1 / (1 + np.exp(margins))
+        return (costs * value).sum() + weights @ weights / 2, (costs * slope * signs) @ rows + weights
+
+    options = {"gtol": 1e-4}
+    found = minimize(value_and_gradient, np.zeros(rows.shape[1]), jac=True, method="BFGS", options=options).x
+    return oracles.node_objective(found, rows, signs > 0, np.ones(len(rows)), costs, loss, prior)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize(("negatives", "beam_size"), [("tfn", 1), ("man", 2), ("both", 1)])
+def test_every_level_is_optimal_on_its_shortlist_equation_9(loss, negatives, beam_size):
+    features, targets = random_problem(seed=3, sparse=12, dense=2)
+    truth, rows = targets.toarray(), as_rows(features)
+    arguments = RankerArguments(
+        loss=loss, cost=2.0, negative_cost=0.5, cost_sensitive=True, negatives=negatives, train_beam_size=beam_size,
+        **EXACT,
+    )  # fmt: skip
+    weights = as_weights(train_ranker(features, targets, TREE, arguments))
+    counts = oracles.true_label_counts(truth, CHAIN, TREE.leaf_labels.tolist())
+    for level in range(1, TREE.depth + 1):
+        # Only the labels themselves learn from the model's own mistakes; the levels above from true nodes.
+        kind = negatives if level == TREE.depth else "tfn"
+        chosen = oracle_shortlist(level, kind, beam_size, truth, rows, weights, loss)
+        loss_weights = cost_sensitive_weights(counts[level - 1], 2.0, 0.5)
+        nodes = counts[level - 1] > 0
+        learnt = weights[level - 1].copy()
+        learnt[:, -1] -= arguments.bias_prior
+        ours = oracles.level_objective(learnt, rows, nodes, chosen, loss_weights, loss, arguments.bias_prior)
+        best = sum(
+            best_objective(rows, nodes[:, n], chosen[:, n], loss_weights[:, n], loss, arguments.bias_prior)
+            for n in range(nodes.shape[1])
+        )
+        assert best * (1 - 1e-6) <= ours <= best * (1 + 1e-3)
+
+
+def test_a_node_without_documents_rejects_everything():
+    features, targets = random_problem(seed=4)
+    truth = targets.toarray()
+    truth[:, [2, 3]] = 0  # nothing is ever true under the second node
+    targets = csr_matrix(truth)
+    tree = LabelTree.from_parents([[0, 0], [1 if label in (2, 3) else 0 for label in range(28)]])
+    found = level_shortlist(features, tree.targets(targets)[0], 2, "tfn", 1, None, 2, 1)
+    assert len(found.documents(0)) > 0 and len(found.documents(1)) == 0
+    ranker = train_ranker(features, targets, tree, RankerArguments(negatives="tfn", bias_prior=-1.0))
+    empty = as_weights(ranker)[1][[tree.leaf_labels.tolist().index(label) for label in (2, 3)]]
+    assert not empty[:, :-1].any() and (empty[:, -1] == -1).all()
+    scores, labels = ranker.predict(features, top_k=28, beam_size=0)
+    assert (scores[(labels == 2) | (labels == 3)] == 0).all()
+    assert np.isfinite(scores).all() and (np.sort(labels, axis=1) == np.arange(28)).all()
+
+
+def test_matcher_aware_negatives_may_leave_a_node_without_documents():
+    features, targets = random_problem(seed=5)
+    tree = LabelTree.from_parents([np.zeros(14, dtype=int), np.arange(28) // 2])
+    arguments = RankerArguments(negatives="man", train_beam_size=1)
+    ranker = train_ranker(features[:8], targets[:8], tree, arguments)
+    found = level_shortlist(features[:8], tree.targets(targets[:8])[0], 14, "man", 1, ranker, 2, 1)
+    assert (np.diff(found.indptr) == 0).any() and len(found.rows) == 8
+    assert np.isfinite(ranker.predict(features, beam_size=0)[0]).all()

@@ -1,0 +1,231 @@
+"""The solver: its optimum against scikit-learn, against the oracle's objective minimised by scipy, and its pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
+from small_problems import as_rows, as_weights, cost_sensitive_weights, random_problem, same_weights
+
+from hf_xmc.features import Features
+from hf_xmc.label_tree import LabelTree
+from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows
+
+# To the optimum: no pruning, no rounding, no start from a prior.
+EXACT = {
+    "cost": 1.0, "negative_cost": None, "cost_sensitive": False, "bias_prior": 0.0, "threshold": 0.0,
+    "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000,
+}  # fmt: skip
+LOSSES = ["squared_hinge", "logistic"]
+
+
+def trained_weights(features, targets, **options):
+    """Weights of a flat ranker, (labels, sparse + dense + 1)."""
+    arguments = RankerArguments(**{**EXACT, **options})
+    return as_weights(train_ranker(features, targets, LabelTree.flat(targets.shape[1]), arguments))[0]
+
+
+def objectives(weights, rows, truth, loss, positive_cost=1.0, negative_cost=1.0, prior=0.0):
+    """The oracle's objective of every label on all documents."""
+    everything = np.ones(len(rows))
+    return np.array(
+        [
+            oracles.node_objective(
+                weights[label], rows, truth[:, label], everything,
+                np.where(truth[:, label] > 0, positive_cost, negative_cost), loss, prior,
+            )
+            for label in range(truth.shape[1])
+        ]
+    )  # fmt: skip
+
+
+def minimum(rows, targets, chosen, loss_weights, loss, prior=0.0):
+    """The least value of the oracle's objective that scipy finds for one node."""
+    result = minimize(
+        oracles.node_objective, np.zeros(rows.shape[1]), args=(rows, targets, chosen, loss_weights, loss, prior),
+        method="BFGS", options={"gtol": 1e-3},
+    )  # fmt: skip
+    return result.fun
+
+
+def small_problem(seed=0):
+    """Few enough features for a minimisation without gradients."""
+    return random_problem(seed=seed, documents=30, sparse=5, dense=2, labels=6)
+
+
+def sklearn_weights(loss, rows, truth, cost, class_weight=None, dual=True):
+    """One scikit-learn classifier per label; its intercept is a feature with the value 1, as it is here."""
+    options = {"C": cost, "class_weight": class_weight, "dual": dual, "tol": 1e-8, "max_iter": 200_000}
+    weights = []
+    for label in range(truth.shape[1]):
+        if loss == "squared_hinge":
+            model = LinearSVC(loss="squared_hinge", intercept_scaling=1, random_state=0, **options)
+        else:
+            model = LogisticRegression(solver="liblinear", intercept_scaling=1, random_state=0, **options)
+        model.fit(rows[:, :-1], truth[:, label])
+        weights.append(np.append(model.coef_[0], model.intercept_))
+    return np.array(weights)
+
+
+@pytest.mark.parametrize("cost", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(("loss", "dual"), [("squared_hinge", True), ("logistic", True), ("logistic", False)])
+def test_optimum_of_scikit_learn(loss, dual, cost):
+    features, targets = random_problem(seed=1, labels=20)
+    targets = targets[:, :19]  # scikit-learn needs both classes
+    truth, rows = targets.toarray(), as_rows(features)
+    ours = objectives(trained_weights(features, targets, loss=loss, cost=cost), rows, truth, loss, cost, cost)
+    weights = sklearn_weights(loss, rows, truth, cost, dual=dual)
+    np.testing.assert_allclose(ours, objectives(weights, rows, truth, loss, cost, cost), rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_optimum_with_unequal_costs(loss):
+    features, targets = random_problem(seed=2, labels=9)
+    targets = targets[:, :8]
+    truth, rows = targets.toarray(), as_rows(features)
+    weights = trained_weights(features, targets, loss=loss, cost=3.0, negative_cost=0.5)
+    ours = objectives(weights, rows, truth, loss, 3.0, 0.5)
+    theirs = sklearn_weights(loss, rows, truth, 1.0, class_weight={1: 3.0, 0: 0.5})
+    np.testing.assert_allclose(ours, objectives(theirs, rows, truth, loss, 3.0, 0.5), rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("cost", "negative_cost", "cost_sensitive", "prior"),
+    [(1.0, None, False, 0.0), (2.0, 0.25, False, 0.0), (1.0, 0.5, True, 0.0), (1.0, None, False, -1.0)],
+)
+def test_optimum_of_equation_9(loss, cost, negative_cost, cost_sensitive, prior):
+    features, targets = small_problem(seed=3)
+    truth, rows = targets.toarray(), as_rows(features)
+    negative = negative_cost or cost
+    loss_weights = np.where(truth > 0, cost, negative)
+    if cost_sensitive:
+        loss_weights = cost_sensitive_weights(truth, cost, negative)
+        assert len(np.unique(loss_weights)) > 2
+    weights = trained_weights(
+        features, targets, loss=loss, cost=cost, negative_cost=negative_cost, cost_sensitive=cost_sensitive,
+        bias_prior=prior,
+    )  # fmt: skip
+    weights[:, -1] -= prior  # the stored bias includes it
+    chosen = np.ones_like(truth)
+    ours = oracles.level_objective(weights, rows, truth, chosen, loss_weights, loss, prior)
+    columns = [(truth[:, label], chosen[:, label], loss_weights[:, label]) for label in range(truth.shape[1])]
+    best = sum(minimum(rows, *column, loss, prior) for column in columns)
+    assert best * (1 - 1e-6) <= ours <= best * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("cost", [1.0, 10.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_optimum_on_long_documents(loss, cost):
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(60, 4)) * 8
+    truth = (rows @ rng.normal(size=4) + rng.normal(size=60) * 8 > 0)[:, None].astype(np.float32)
+    features = Features(None, rows)
+    weights = trained_weights(features, csr_matrix(truth), loss=loss, cost=cost, max_passes=100_000)
+    ours = objectives(weights, as_rows(features), truth, loss, cost, cost)
+    theirs = sklearn_weights(loss, as_rows(features), truth, cost, dual=False)
+    np.testing.assert_allclose(ours, objectives(theirs, as_rows(features), truth, loss, cost, cost), rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sparse_dense_and_both_are_one_problem(loss):
+    features, targets = random_problem(seed=5, sparse=12, dense=4)
+    rows = as_rows(features)[:, :-1].astype(np.float32)
+    parts = {
+        "sparse": Features(csr_matrix(rows)),
+        "dense": Features(None, rows),
+        "both": features,
+    }
+    found = {name: trained_weights(part, targets, loss=loss) for name, part in parts.items()}
+    for name in ("sparse", "dense"):
+        np.testing.assert_allclose(found[name], found["both"], atol=2e-4)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_loose_settings_come_close_and_tight_ones_closer(loss):
+    features, targets = random_problem(seed=6)
+    truth, rows = targets.toarray(), as_rows(features)
+    values = []
+    for passes, tolerance in ((1, 0.1), (10, 0.1), (100, 1e-3), (3000, 1e-6)):
+        weights = trained_weights(features, targets, loss=loss, max_passes=passes, tolerance=tolerance)
+        values.append(objectives(weights, rows, truth, loss).sum())
+    assert values[0] > values[1] > values[3] and values[1] < values[3] * 1.1
+    assert values[3] * (1 - 1e-6) <= values[2] <= values[3] * (1 + 1e-3)
+
+
+def test_stored_zeros_change_nothing():
+    features, targets = random_problem(seed=7, sparse=12, dense=0)
+    rows = features.sparse.toarray()
+    places = np.indices(rows.shape).reshape(2, -1)
+    stored = csr_matrix((rows.ravel(), tuple(places)), shape=rows.shape)
+    assert stored.nnz == rows.size > features.sparse.nnz
+    for threshold in (0.0, 1e-3):
+        expected = trained_weights(features, targets, threshold=threshold)
+        np.testing.assert_allclose(
+            trained_weights(Features(stored), targets, threshold=threshold), expected, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_threads_seeds_and_repeats(loss):
+    features, targets = random_problem(seed=8, documents=200, labels=60)
+    tree = LabelTree.flat(60)
+    arguments = RankerArguments(loss=loss, max_passes=3)
+    one = train_ranker(features, targets, tree, arguments, num_threads=1)
+    assert same_weights(one, train_ranker(features, targets, tree, arguments, num_threads=1))
+    assert same_weights(one, train_ranker(features, targets, tree, arguments, num_threads=2))
+    assert same_weights(one, train_ranker(features, targets, tree, arguments))
+    other = RankerArguments(loss=loss, max_passes=3, ranker_seed=1)
+    assert not same_weights(one, train_ranker(features, targets, tree, other))
+
+
+@pytest.mark.parametrize("loss", [SQUARED_HINGE, LOGISTIC])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_block_diagonal_holds_the_costs_of_equation_6(loss, weighted):
+    counts = np.array([[2, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 2], [0, 3, 0, 0]], dtype=np.float32)
+    level = csr_matrix(counts)
+    documents = np.array([0, 2, 3])
+    diagonal = np.empty((3, 16), dtype=np.float32)
+    block_diagonal(level.indptr, level.indices, level.data, documents, 1, 3, loss, 2.0, 0.5, weighted, diagonal)
+    shares = oracles.importance_weights(counts, 0.25)
+    for row, document in enumerate(documents):
+        for lane in range(3):
+            true = counts[document, 1 + lane] > 0
+            cost = (2.0 * shares[document, 1 + lane] if weighted else 2.0) if true else 0.5
+            value = cost if loss == LOGISTIC else 1 / (2 * cost)
+            assert diagonal[row, lane] == pytest.approx(value if true else -value)
+
+
+def test_collect_rows_drops_what_moves_no_margin_and_cleans_up():
+    rng = np.random.default_rng(9)
+    rows = csr_matrix((rng.random((12, 9)) * (rng.random((12, 9)) < 0.5)).astype(np.float32))
+    documents = np.array([1, 2, 5, 7, 11])
+    values = rows.toarray()[documents]
+    weights = np.zeros((9, 16), dtype=np.float32)
+    weights[values.any(axis=0)] = rng.normal(size=(values.any(axis=0).sum(), 16))
+    energy = np.zeros(9, dtype=np.float32)
+    expected = {}
+    for feature in range(9):
+        influence = np.abs(weights[feature]) * np.sqrt((values[:, feature] ** 2).mean())
+        if (influence >= 0.8).any():
+            expected[feature] = np.where(influence >= 0.8, weights[feature], 0)
+    assert 0 < len(expected) < 9
+    features, kept = collect_rows(rows.indptr, rows.indices, rows.data, documents, weights, np.float32(0.8), energy)
+    assert dict(zip(features.tolist(), kept.tolist(), strict=True)) == {f: row.tolist() for f, row in expected.items()}
+    assert not weights.any() and not energy.any()
+
+
+def test_threshold_bounds_the_change_of_the_margins():
+    features, targets = random_problem(seed=10, dense=0)
+    rows = as_rows(features)
+    exact, pruned = trained_weights(features, targets), trained_weights(features, targets, threshold=0.02)
+    dropped = (exact != 0) & (pruned == 0)
+    assert 0 < dropped.sum() < dropped.size
+    influence = np.abs(exact) * np.sqrt((rows**2).mean(axis=0))
+    assert np.array_equal(exact[~dropped], pruned[~dropped])
+    assert influence[dropped].max() < 0.02 <= influence[(pruned != 0) & (np.arange(rows.shape[1]) < 40)].min()
