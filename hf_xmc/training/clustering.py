@@ -160,7 +160,7 @@ def _balanced_tree(
 
 
 def _middle(first: int, last: int, strides: list[int]) -> int:
-    """Where a range of lowest nodes is cut: never through a node of a level above while there is a border to cut at."""
+    """Where a range of lowest nodes is cut: at the border of a node as high up as there is one inside the range."""
     stride = next(stride for stride in strides if last - first > stride)
     return first + (last - first) // stride // 2 * stride
 
