@@ -34,9 +34,14 @@ def run(argv: Sequence[str]) -> None:
         eval_dataset=eval_dataset,
         label_texts=load_label_texts(data.dataset) if data.label_texts else None,
     )
-    trainer.train()
+    trained = trainer.train()
     print(f"The model is in {args.output_dir}.")
     if eval_dataset is not None:
         path = os.path.join(args.output_dir, f"{data.eval_split}_results.json")
-        facts = {"model": args.output_dir, "dataset": data.dataset, "split": data.eval_split}
+        facts = {
+            "model": args.output_dir,
+            "dataset": data.dataset,
+            "split": data.eval_split,
+            "training_seconds": trained.metrics["train_runtime"],
+        }
         measure(trainer.model, eval_dataset, path, facts, ks=args.eval_ks, num_threads=args.num_threads)
