@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from scipy.sparse import csr_matrix
-from transformers import ProgressCallback, Trainer, TrainerCallback
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
 
 from ..configuration_xmc import XMCConfig
@@ -65,6 +65,7 @@ class XMCTrainer(Trainer):
 
     args: XMCTrainingArguments
     model: XMCForTextClassification
+    control: TrainerControl
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class XMCTrainer(Trainer):
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
         )
         # The base class notes a setting of text generation in the configuration.
-        vars(self.model.config).pop("use_cache", None)
+        self.model.config.__dict__.pop("use_cache", None)
         # Linear methods have no epochs, and a 0 in every log line would tell nothing.
         self.state.epoch = None  # type: ignore[assignment]
         self._progress: StageProgressCallback | None = None
