@@ -436,3 +436,10 @@ def test_pairs_must_be_utf8(tmp_path, load):
     (tmp_path / "train_labels.txt").write_text("a\nb\n")
     with pytest.raises(ValueError, match=r"train_texts\.txt`, line 2, is not UTF-8"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["missing.parquet", "missing.txt.gz", "some/where/missing"])
+def test_a_missing_file_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"There is no file or folder `{name}`"):
+        load_xmc_dataset(name)

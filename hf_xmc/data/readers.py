@@ -234,7 +234,8 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
 def _load_from_hub(
     path: str, split: str | None, prepare: dict[str, Any], cache_dir: str | None, load_options: dict[str, Any]
 ) -> DatasetDict | Dataset:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+    # A name with the ending of a data file is a file that is not there, not a dataset to ask the Hub for.
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or _extension(Path(path)) in (*_LOADERS, *_XMC_EXTENSIONS):
         raise FileNotFoundError(f"There is no file or folder `{path}`.")
     try:
         loaded = datasets.load_dataset(path, cache_dir=cache_dir, **load_options)
