@@ -39,9 +39,14 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
                 "Check that the folder holds a saved hf_xmc model."
             )
         return None
-    # Imported here: a local folder needs none of transformers.
+    # Imported here: a local folder needs none of them.
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
     from transformers.utils import cached_file
 
+    try:
+        validate_repo_id(str(name_or_path))
+    except HFValidationError as error:
+        raise FileNotFoundError(f"There is no folder `{name_or_path}`, and a Hub id it cannot be.") from error
     return cached_file(
         name_or_path,
         filename,

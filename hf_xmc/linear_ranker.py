@@ -217,6 +217,7 @@ class LinearRanker:
 
         The margin that minimises the expected squared hinge loss is `2p - 1` and that of the logistic loss `logit(p)`
         (`p` being the probability of the label): the inverse functions bring `p` back.
+        Unequal costs of positives and negatives shift it: the order is right, the level is not calibrated.
         """
         if by_path:
             return np.exp(raw)

@@ -173,3 +173,8 @@ def test_failed_save_keeps_the_old_tensors(tmp_path):
         save_tensors(path, TENSORS, "test", {"depth": 3})  # type: ignore[dict-item]
     assert load_tensors(path, "test")[0].keys() == TENSORS.keys()
     assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+def test_a_missing_folder_is_no_hub_id(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no folder `.*nowhere`, and a Hub id it cannot be"):
+        resolve_file(tmp_path / "nowhere", "config.json")
