@@ -33,7 +33,7 @@ SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
         System("hf-xmc", "hf-xmc", "worker_hf_xmc", "xr-linear", needs_setup=True),
-        # The settings of recipes/eurlex57k, chosen on its validation data.
+        # The settings of recipes/eurlex57k; its README says how they were chosen.
         System(
             "hf-xmc-eurlex57k",
             "hf-xmc",
