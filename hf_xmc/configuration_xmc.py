@@ -18,8 +18,35 @@ class XMCConfig(PreTrainedConfig):
             Configuration of the transformer encoder. `None` is a linear tagger: a ranker on sparse features.
         method (`str`, *optional*):
             Name of the method that the model was trained by.
+        pooling (`str`, *optional*, defaults to `"mean"`):
+            How the states of a text's tokens become one vector: `"mean"`, `"cls"` (the first) or `"last"`.
+        pooling_layers (`int`, *optional*, defaults to 1):
+            Last layers of the encoder whose pooled states are put side by side.
+        max_length (`int`, *optional*, defaults to 128):
+            Tokens that the encoder reads at once.
+        long_text (`str`, *optional*, defaults to `"truncate"`):
+            What becomes of longer texts: `"truncate"`, `"head_tail"` (the first and the last half of `max_length`) or
+            `"windows"` (up to `max_windows` of them, their vectors averaged).
+        max_windows (`int`, *optional*, defaults to 4):
+            Windows read of a text.
         level_sizes (`list[int]`, *optional*):
             Nodes of each level of the label tree, the root's children first, the labels last.
+        head_levels (`list[int]`, *optional*):
+            Levels of the tree that have a head on the encoder, counted from 1, ascending.
+        head_loss (`str`, *optional*, defaults to `"bce"`):
+            Loss of the heads, which says what a margin means: `"bce"` or `"squared_hinge"`.
+        head_dropout (`float`, *optional*, defaults to 0.1):
+            Part of the document vector that training hides from the heads.
+        head_ranking (`str`, *optional*, defaults to `"leaf"`):
+            `"leaf"`: the heads rank labels by their own margin, `"path"`: by the product of the probabilities above.
+        trained_levels (`int`, *optional*, defaults to 0):
+            How many of the heads have been trained.
+        predict_with (`str`, *optional*, defaults to `"ranker"`):
+            What predicts: `"ranker"`, `"heads"` or `"both"`.
+        heads_share (`float`, *optional*, defaults to 0.0):
+            Part of the heads in a label's score where both predict; the rest is the ranker's.
+        embedding_scale (`float`, *optional*, defaults to 1.0):
+            Length of the document vector beside the TF-IDF features, whose length is 1, in the ranker.
         has_tfidf (`bool`, *optional*, defaults to `False`):
             Whether the model makes TF-IDF features of text. A model without takes vectors only.
         vector_power (`float`, *optional*, defaults to 1.0):
@@ -27,6 +54,8 @@ class XMCConfig(PreTrainedConfig):
             that one document repeats, where the vectors hold raw counts.
         has_ranker (`bool`, *optional*, defaults to `False`):
             Whether the model has a linear ranker.
+        ranker_has_own_tree (`bool`, *optional*, defaults to `False`):
+            Whether the ranker searches a tree of its own instead of that of the heads.
         top_k (`int`, *optional*, defaults to 10):
             Labels predicted for a document unless asked otherwise.
         beam_size (`int`, *optional*):
@@ -39,9 +68,23 @@ class XMCConfig(PreTrainedConfig):
 
     encoder_config: dict | PreTrainedConfig | None = None
     method: str | None = None
+    pooling: str = "mean"
+    pooling_layers: int = 1
+    max_length: int = 128
+    long_text: str = "truncate"
+    max_windows: int = 4
     level_sizes: list[int] | None = None
+    head_levels: list[int] | None = None
+    head_loss: str = "bce"
+    head_dropout: float = 0.1
+    head_ranking: str = "leaf"
+    trained_levels: int = 0
+    predict_with: str = "ranker"
+    heads_share: float = 0.0
+    embedding_scale: float = 1.0
     has_tfidf: bool = False
     has_ranker: bool = False
+    ranker_has_own_tree: bool = False
     vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None

@@ -68,6 +68,17 @@ class LabelTree:
         offsets = self.child_offsets[level - 1]
         return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
+    def descendants(self, upper: int, lower: int) -> np.ndarray:
+        """
+        Offsets of the nodes of level `lower` under each node of level `upper` (0: the root), which are contiguous.
+
+        Node `b`'s are `offsets[b]` to `offsets[b + 1]` (exclusive).
+        """
+        offsets = np.arange((1 if upper == 0 else self.level_sizes[upper - 1]) + 1)
+        for level in range(upper, lower):
+            offsets = self.child_offsets[level][offsets]
+        return offsets
+
     def indicator(self, level: int) -> csr_matrix:
         """`C^(t)` of shape `(K_t, K_{t-1})`: 1 where a node of `level` is a child of a node of the level above."""
         size, above = self.level_sizes[level - 1], len(self.child_offsets[level - 1]) - 1
@@ -187,16 +198,16 @@ class LabelTree:
             fingerprint.update(array.tobytes())
         return fingerprint.hexdigest()
 
-    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
-        """Writes `label_tree.safetensors`."""
+    def save_pretrained(self, save_directory: str | os.PathLike, filename: str = TREE_FILE) -> None:
+        """Writes `label_tree.safetensors`, or a file of another name."""
         tensors = {f"child_offsets.{level}": offsets for level, offsets in enumerate(self.child_offsets, start=1)}
         tensors["leaf_labels"] = self.leaf_labels
-        save_tensors(os.path.join(save_directory, TREE_FILE), tensors, "label tree", {"depth": str(self.depth)})
+        save_tensors(os.path.join(save_directory, filename), tensors, "label tree", {"depth": str(self.depth)})
 
     @classmethod
-    def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> LabelTree:
+    def from_pretrained(cls, name_or_path: str | os.PathLike, filename: str = TREE_FILE, **hub_kwargs) -> LabelTree:
         """Reads the tree of a saved model from a folder or the Hub."""
-        path = resolve_file(name_or_path, TREE_FILE, **hub_kwargs)
+        path = resolve_file(name_or_path, filename, **hub_kwargs)
         tensors, metadata = load_tensors(path, "label tree")  # type: ignore[arg-type]
         try:
             offsets = [tensors[f"child_offsets.{level}"] for level in range(1, int(metadata["depth"]) + 1)]

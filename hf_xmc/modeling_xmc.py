@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,33 +11,59 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import nn
-from transformers import PreTrainedModel
+from torch.nn import functional
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import CONFIG_NAME, ModelOutput
 
 from .configuration_xmc import XMCConfig
 from .features import Features
 from .files import resolve_file
+from .head_search import search_heads
+from .heads import LevelHead, node_losses, node_probabilities
 from .label_tree import LabelTree
 from .labels import Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
+from .text_encoder import (
+    default_pooling,
+    load_encoder,
+    make_encoder,
+    pad_batch,
+    padding_id,
+    pool,
+    position_limit,
+    tokenize,
+)
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
+RANKER_TREE_FILE = "ranker_tree.safetensors"
+PREDICT_WITH = ("ranker", "heads", "both")
+
 _HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+# Labels of the ranker that the heads give a score, too.
+_SHARED_CANDIDATES = 100
+# Documents that are sorted by length together before they are put into batches.
+_SORTED_TOGETHER = 4096
 
 
 @dataclass
 class XMCOutput(ModelOutput):
     """
-    Best labels of each document, best first.
+    Best labels of each document, best first; or, in training, what the head of one level says.
 
     Args:
+        loss (`torch.FloatTensor` of shape `()`):
+            Loss of the level, where targets were given.
+        margins (`torch.FloatTensor` of shape `(batch, nodes)`):
+            Margins of the nodes of the level.
         scores (`torch.FloatTensor` of shape `(batch, top_k)`):
             Scores between 0 and 1; 0 where fewer labels were found.
         indices (`torch.LongTensor` of shape `(batch, top_k)`):
             Label ids; -1 where fewer labels were found.
     """
 
+    loss: torch.Tensor | None = None
+    margins: torch.Tensor | None = None
     scores: torch.Tensor | None = None
     indices: torch.Tensor | None = None
 
@@ -49,20 +75,28 @@ class XMCPreTrainedModel(PreTrainedModel):
     config_class = XMCConfig  # named, as transformers would take the annotation for it, which is a mere string here
     base_model_prefix = "encoder"
     accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, XMCForTextClassification):
-            init.ones_(module.ranker_share)
+        if isinstance(module, LevelHead):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, XMCForTextClassification):
+            init.ones_(module.anchor)
 
 
 class XMCForTextClassification(XMCPreTrainedModel):
     """
     Tags text (or vectors) with a few of very many labels.
 
-    A model without an encoder is a linear tagger: TF-IDF features and a tree-structured linear ranker. A new model has
-    no labels; [`XMCTrainer`] adds what is missing.
+    A model without an encoder is a linear tagger: TF-IDF features and a tree-structured linear ranker. One with an
+    encoder has a head per trained level of the label tree, and its ranker sees TF-IDF and the encoder's vector side by
+    side. A new model has no labels; [`XMCTrainer`] adds what is missing.
 
     Args:
         config ([`XMCConfig`]):
@@ -72,9 +106,11 @@ class XMCForTextClassification(XMCPreTrainedModel):
         label_tree ([`LabelTree`], *optional*):
             The label hierarchy; that of the ranker by default.
         tfidf ([`TfidfFeaturizer`], *optional*):
-            Makes the sparse features of text. A model without takes vectors only.
+            Makes the sparse features of text. A model without takes vectors only, or has an encoder.
         ranker ([`LinearRanker`], *optional*):
             The linear models of the tree's nodes.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Tokenizer of the encoder.
 
     Example:
 
@@ -92,37 +128,186 @@ class XMCForTextClassification(XMCPreTrainedModel):
         label_tree: LabelTree | None = None,
         tfidf: TfidfFeaturizer | None = None,
         ranker: LinearRanker | None = None,
+        tokenizer: Any = None,
     ) -> None:
         super().__init__(config)
-        if config.encoder_config is not None:
-            raise ValueError(
-                "The configuration has an `encoder_config`, but only linear taggers can be made so far. Leave it out."
-            )
+        self.encoder = None if config.encoder_config is None else make_encoder(config.encoder_config)
+        self.heads = nn.ModuleList()
+        for level in config.head_levels or ():
+            self.heads.append(LevelHead((config.level_sizes or [])[level - 1], self.vector_size))
         self.labels = labels
         self.label_tree = ranker.tree if label_tree is None and ranker is not None else label_tree
         self.tfidf = tfidf
         self.ranker = ranker
+        self.tokenizer = tokenizer
         # transformers asks a model's parameters for its device and dtype and writes no weight file for a model without
-        # any. A linear tagger has this one alone: the part of the ranker in a label's score, which is all of it.
-        self.ranker_share = nn.Parameter(torch.ones(()), requires_grad=False)
+        # any. A linear tagger has this one alone.
+        self.anchor = nn.Parameter(torch.ones(()), requires_grad=False)
         self.post_init()
 
-    def featurize(self, texts: Sequence[str], num_threads: int | None = None) -> Features:
+    @classmethod
+    def from_encoder(
+        cls,
+        name_or_path: str | os.PathLike,
+        *,
+        pooling: str | None = None,
+        labels: Labels | None = None,
+        label_tree: LabelTree | None = None,
+        tfidf: TfidfFeaturizer | None = None,
+        hub_kwargs: dict[str, Any] | None = None,
+        **config_kwargs: Any,
+    ) -> XMCForTextClassification:
         """
-        Features of texts as the ranker takes them.
+        A new model on top of a pretrained encoder.
+
+        Args:
+            name_or_path (`str` or `os.PathLike`):
+                Folder or Hub id of any encoder that `AutoModel` loads, with its tokenizer.
+            pooling (`str`, *optional*):
+                `"mean"`, `"cls"` or `"last"`; by default what suits the encoder.
+            labels ([`Labels`], *optional*): Names of the labels.
+            label_tree ([`LabelTree`], *optional*): The label hierarchy.
+            tfidf ([`TfidfFeaturizer`], *optional*): Fitted sparse features.
+            hub_kwargs (`dict`, *optional*):
+                `revision`, `token`, `cache_dir`, `trust_remote_code` and the like.
+            config_kwargs:
+                Further fields of [`XMCConfig`], such as `max_length`.
+        """
+        hub_kwargs = dict(hub_kwargs or {})
+        try:
+            encoder_config = AutoConfig.from_pretrained(name_or_path, **hub_kwargs)
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub_kwargs)
+            encoder = load_encoder(name_or_path, config=encoder_config, **hub_kwargs)
+        except (OSError, ValueError) as error:
+            raise OSError(
+                f"The encoder `{name_or_path}` cannot be loaded: {error} Pass the folder or the Hub id of a model "
+                "with config.json, weights and tokenizer."
+            ) from error
+        pooling = pooling or default_pooling(name_or_path, encoder_config, **hub_kwargs)
+        config = XMCConfig(encoder_config=encoder_config, pooling=pooling, **config_kwargs)
+        model = cls(config, labels=labels, label_tree=label_tree, tfidf=tfidf, tokenizer=tokenizer)
+        model.encoder = encoder
+        model.check_length()
+        return model
+
+    @property
+    def vector_size(self) -> int:
+        """Length of the encoder's document vector; 0 without an encoder."""
+        if self.encoder is None:
+            return 0
+        config: Any = self.config.encoder_config
+        return self.config.pooling_layers * config.get_text_config().hidden_size
+
+    def check_length(self) -> None:
+        """Raises where the texts are to be longer than the encoder can read."""
+        limit = position_limit(self.config.encoder_config, self.tokenizer)
+        if limit is not None and self.config.max_length > limit:
+            raise ValueError(
+                f"`max_length` is {self.config.max_length}, but the encoder reads at most {limit} tokens. Set at most "
+                f"that, with `long_text='windows'` if texts are longer."
+            )
+
+    def add_heads(self, levels: Sequence[int]) -> None:
+        """
+        Gives levels of the tree a new head each, all weights 0.
+
+        Args:
+            levels (`Sequence[int]`):
+                Levels, counted from 1, ascending.
+        """
+        if self.encoder is None or self.label_tree is None:
+            raise ValueError("Heads need an encoder and a label tree.")
+        sizes = self.label_tree.level_sizes
+        self.heads = nn.ModuleList(LevelHead(sizes[level - 1], self.vector_size) for level in levels)
+        self.heads.to(self.device)
+        self.config.head_levels, self.config.level_sizes = list(levels), sizes
+        self.config.trained_levels = 0
+
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """
+        Vectors of unit length of tokenised texts.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `(batch, tokens)`):
+                Token ids.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`):
+                1 for tokens, 0 for padding.
+        """
+        if self.encoder is None:
+            raise ValueError("This is a linear tagger: it has no encoder.")
+        layers = self.config.pooling_layers
+        output = self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            **({"output_hidden_states": True} if layers > 1 else {}),
+        )
+        states = output.hidden_states[-layers:] if layers > 1 else (output[0],)
+        return pool(states, attention_mask, self.config.pooling)
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[list[int]]]:
+        """Token ids of each text: one window or, with `long_text="windows"`, several."""
+        config = self.config
+        return tokenize(texts, self.tokenizer, config.max_length, config.long_text, config.max_windows)
+
+    @torch.no_grad()
+    def embed(
+        self,
+        documents: Sequence[Any],
+        batch_size: int = 32,
+        progress: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """
+        The encoder's vectors of documents, float32 of unit length.
+
+        Args:
+            documents (`Sequence[str]` or `Sequence[list[list[int]]]`):
+                Texts, or what [`~XMCForTextClassification.tokenize`] made of them.
+            batch_size (`int`, *optional*, defaults to 32):
+                Windows that go through the encoder together. Those of similar length do, to save padding.
+            progress (`Callable[[int], None]`, *optional*):
+                Called with the number of documents done.
+        """
+        was_training = self.training
+        self.eval()
+        vectors = np.zeros((len(documents), self.vector_size), dtype=np.float32)
+        padding = padding_id(self.config.encoder_config, self.tokenizer)
+        for start in range(0, len(documents), _SORTED_TOGETHER):
+            part = list(documents[start : start + _SORTED_TOGETHER])
+            windows = self.tokenize(part) if part and isinstance(part[0], str) else part
+            owner = np.repeat(np.arange(len(part)), [len(own) for own in windows])
+            flat = [window for own in windows for window in own]
+            order = np.argsort([-len(window) for window in flat], kind="stable")
+            for first in range(0, len(order), batch_size):
+                chosen = order[first : first + batch_size]
+                ids, mask = pad_batch([flat[i] for i in chosen], padding)
+                encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+                # Windows count by their length, so that a last short one does not weigh as much as a full one.
+                lengths = np.array([[len(flat[i])] for i in chosen], dtype=np.float32)
+                np.add.at(vectors, start + owner[chosen], encoded * lengths)
+                if progress is not None:
+                    progress(start + int(len(part) * min(1, (first + batch_size) / len(order))))
+        self.train(was_training)
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+    def featurize(self, texts: Sequence[str], num_threads: int | None = None, batch_size: int = 32) -> Features:
+        """
+        Features of texts as the model takes them: TF-IDF, the encoder's vectors, or both.
 
         Args:
             texts (`Sequence[str]`):
-                The documents. One without a known word (an empty one, say) has no features.
+                The documents. One without a known word (an empty one, say) has no TF-IDF features.
             num_threads (`int`, *optional*):
-                Threads to use; all cores by default.
+                Threads to use for TF-IDF; all cores by default.
+            batch_size (`int`, *optional*, defaults to 32):
+                Texts that go through the encoder together.
         """
-        if self.tfidf is None:
+        if self.tfidf is None and self.encoder is None:
             raise ValueError(
                 "This model was trained on vectors and has no TF-IDF: it cannot read text. Pass the vectors of the "
                 "documents to `predict`, as `Features` or as a `csr_matrix`."
             )
-        return Features(self.tfidf.transform(texts, num_workers=num_threads))
+        sparse = None if self.tfidf is None else self.tfidf.transform(texts, num_workers=num_threads)
+        return Features(sparse, None if self.encoder is None else self.embed(texts, batch_size))
 
     def prepare_vectors(self, vectors: Features) -> Features:
         """
@@ -141,37 +326,199 @@ class XMCForTextClassification(XMCPreTrainedModel):
 
     def forward(
         self,
-        features: Features,
+        features: Features | None = None,
         top_k: int | None = None,
         beam_size: int | None = None,
         num_threads: int | None = None,
+        predict_with: str | None = None,
+        *,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        level: int | None = None,
+        nodes: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
     ) -> XMCOutput:
         """
-        Searches the best labels of each document. A document without features gets what its labels' biases say.
+        Searches the best labels of each document or, with `level`, scores nodes of that level.
 
         Args:
-            features ([`Features`]):
-                Documents as [`~XMCForTextClassification.featurize`] makes them, rows of unit length.
+            features ([`Features`], *optional*):
+                Documents as [`~XMCForTextClassification.featurize`] makes them, rows of unit length. A document
+                without features gets what its labels' biases say.
             top_k (`int`, *optional*):
                 Labels per document; that of the configuration by default.
             beam_size (`int`, *optional*):
                 Nodes kept per level; that of the configuration by default. 0 keeps all: exact search.
             num_threads (`int`, *optional*):
                 Threads to use; all cores by default.
+            predict_with (`str`, *optional*):
+                `"ranker"`, `"heads"` or `"both"`; that of the configuration by default.
+            input_ids (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
+                Token ids, in place of `features`.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
+                1 for tokens, 0 for padding; all tokens by default.
+            level (`int`, *optional*):
+                Level of the tree, counted from 1, whose head is asked.
+            nodes (`torch.Tensor`, *optional*):
+                Nodes of the level to score, `(nodes,)` or `(batch, nodes)`; all by default.
+            targets (`torch.Tensor` of shape `(batch, nodes)`, *optional*):
+                1 where a node is true, else 0.
+            weights (`torch.Tensor` of shape `(batch, nodes)`, *optional*):
+                Weight of each node's loss; 0 leaves it out. All 1 by default.
 
         Returns:
-            [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
+            [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` `margins`, and with `targets`
+            the `loss`, the sum over nodes and the mean over documents.
         """
+        if input_ids is not None:
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            vectors = self.encode(input_ids, mask)
+            if level is not None:
+                return self._score_level(vectors, level, nodes, targets, weights)
+            features = Features(None, vectors.detach().cpu().numpy())
+        if features is None:
+            raise ValueError("There is nothing to work on: pass `features`, or `input_ids` for the encoder.")
+        top_k = self.config.top_k if top_k is None else top_k
+        beam_size = self.config.beam_size if beam_size is None else beam_size
+        predict_with = self.config.predict_with if predict_with is None else predict_with
+        if predict_with not in PREDICT_WITH:
+            raise ValueError(f"`predict_with={predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
+        if predict_with == "heads":
+            return self._predict_with_heads(features, top_k, beam_size)
+        if predict_with == "both":
+            ranked, own, indices = self.candidate_scores(features, top_k, beam_size, num_threads)
+            return mix_scores(ranked, own, indices, self.config.heads_share, top_k)
+        scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads)
+        return XMCOutput(scores=scores, indices=indices)
+
+    def _predict_with_ranker(
+        self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.ranker is None:
             raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
         scores, indices = self.ranker.predict(
-            features,
-            self.config.top_k if top_k is None else top_k,
-            beam_size=self.config.beam_size if beam_size is None else beam_size,
-            num_threads=num_threads,
+            self.ranker_features(features), top_k, beam_size=beam_size, num_threads=num_threads
         )
-        device = self.ranker_share.device
-        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+        return torch.from_numpy(scores).to(self.anchor.device), torch.from_numpy(indices).to(self.anchor.device)
+
+    def candidate_scores(
+        self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        The best labels of the ranker, with what it and what the heads say of each.
+
+        Args:
+            features ([`Features`]):
+                Documents as [`~XMCForTextClassification.featurize`] makes them.
+            top_k (`int`):
+                Least number of labels per document; more are looked at, so that the heads can lift some.
+            beam_size (`int`, *optional*):
+                Nodes kept per level by the ranker; its own by default.
+            num_threads (`int`, *optional*):
+                Threads to use; all cores by default.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker, scores of the heads and label ids
+            (-1 for none), of one shape.
+        """
+        self._check_label_head()
+        assert self.label_tree is not None
+        count = min(self.label_tree.num_labels, max(top_k, _SHARED_CANDIDATES))
+        scores, indices = self._predict_with_ranker(features, count, beam_size, num_threads)
+        position = torch.from_numpy(np.argsort(self.label_tree.leaf_labels)).to(indices.device)
+        nodes, vectors = position[indices.clamp(min=0)], self._dense_part(features)
+        head = self.head(self.label_tree.depth)
+        margins = [head(part, own) for part, own in zip(vectors.split(256), nodes.split(256), strict=True)]
+        return scores, node_probabilities(torch.cat(margins), self.config.head_loss), indices
+
+    def ranker_features(self, features: Features) -> Features:
+        """Features as the ranker takes them: the encoder's vector in the length it has beside TF-IDF."""
+        if self.encoder is None or features.dense is None or self.config.embedding_scale == 1:
+            return features
+        return Features(features.sparse, features.dense * np.float32(self.config.embedding_scale))
+
+    def _score_level(
+        self,
+        vectors: torch.Tensor,
+        level: int,
+        nodes: torch.Tensor | None,
+        targets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+    ) -> XMCOutput:
+        vectors = functional.dropout(vectors, self.config.head_dropout, self.training)
+        margins = self.head(level)(vectors, nodes)
+        loss = None
+        if targets is not None:
+            losses = node_losses(margins.float(), targets, self.config.head_loss)
+            loss = (losses if weights is None else losses * weights).sum() / len(vectors)
+        return XMCOutput(loss=loss, margins=margins)
+
+    def head(self, level: int) -> LevelHead:
+        """The head of a level, counted from 1."""
+        levels = self.config.head_levels or []
+        if level not in levels:
+            raise ValueError(f"Level {level} has no head; these have: {', '.join(map(str, levels)) or 'none'}.")
+        head = self.heads[levels.index(level)]
+        assert isinstance(head, LevelHead)
+        return head
+
+    def search_level(
+        self, vectors: torch.Tensor, level: int, top_k: int, beam_size: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        The best nodes of a level by the heads of the levels down to it.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(batch, dimensions)`):
+                Documents as [`~XMCForTextClassification.encode`] makes them.
+            level (`int`):
+                Level, counted from 1; it must have a head.
+            top_k (`int`):
+                Nodes per document.
+            beam_size (`int`, *optional*):
+                Nodes kept on the way; 20 by default, 0 keeps all.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: probabilities and nodes, `(batch, top_k)` each; 0 and -1 for none.
+        """
+        self.head(level)
+        assert self.label_tree is not None
+        levels = [other for other in self.config.head_levels or () if other <= level]
+        offsets = [
+            torch.from_numpy(self.label_tree.descendants(upper, lower)).to(vectors.device)
+            for upper, lower in zip(levels, levels[1:])
+        ]
+        return search_heads(
+            vectors,
+            [self.head(other) for other in levels],
+            offsets,
+            top_k,
+            20 if beam_size is None else beam_size,
+            self.config.head_loss,
+            self.config.head_ranking == "path",
+        )
+
+    def _check_label_head(self) -> None:
+        levels, tree = self.config.head_levels or [], self.label_tree
+        if tree is None or tree.depth not in levels or self.config.trained_levels < len(levels):
+            raise ValueError(
+                "The model has no trained head for its labels: predict with the ranker (`predict_with='ranker'`), or "
+                "train the levels down to the labels."
+            )
+
+    def _dense_part(self, features: Features) -> torch.Tensor:
+        if features.dense is None:
+            raise ValueError("The heads need the encoder's vectors of the documents. Make them with `featurize`.")
+        return torch.from_numpy(features.dense).to(self.device)
+
+    def _predict_with_heads(self, features: Features, top_k: int, beam_size: int | None) -> XMCOutput:
+        self._check_label_head()
+        assert self.label_tree is not None
+        vectors = self._dense_part(features)
+        scores, nodes = self.search_level(vectors, self.label_tree.depth, top_k, beam_size)
+        labels = torch.from_numpy(self.label_tree.leaf_labels).to(nodes.device)[nodes.clamp(min=0)]
+        return XMCOutput(scores=scores, indices=labels.masked_fill(nodes < 0, -1))
 
     @torch.no_grad()
     def predict(
@@ -181,6 +528,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         beam_size: int | None = None,
         batch_size: int = 4096,
         num_threads: int | None = None,
+        predict_with: str | None = None,
     ) -> list[list[tuple[str, float]]]:
         """
         The best labels of each document by name.
@@ -196,6 +544,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 Documents that are worked on together. It changes memory and speed, not results.
             num_threads (`int`, *optional*):
                 Threads to use; all cores by default.
+            predict_with (`str`, *optional*):
+                `"ranker"`, `"heads"` or `"both"`; that of the configuration by default.
 
         Returns:
             `list[list[tuple[str, float]]]`: (label, score) pairs of each document, best first. There are fewer than
@@ -211,7 +561,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         for start in range(0, len(documents), batch_size):
             part = documents[start : start + batch_size]
             features = self.prepare_vectors(part) if isinstance(part, Features) else self.featurize(part, num_threads)
-            results.extend(self.name_labels(self(features, top_k, beam_size, num_threads)))
+            results.extend(self.name_labels(self(features, top_k, beam_size, num_threads, predict_with)))
         return results
 
     def name_labels(self, output: XMCOutput) -> list[list[tuple[str, float]]]:
@@ -276,34 +626,46 @@ class XMCForTextClassification(XMCPreTrainedModel):
             resolve_file(pretrained_model_name_or_path, CONFIG_NAME, **hub_kwargs)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.ranker_share.requires_grad_(False)  # loading makes a new parameter of it
+        model.anchor.requires_grad_(False)  # loading makes a new parameter of it
         model._load_parts(pretrained_model_name_or_path, hub_kwargs)
         return loaded
 
     def _save_parts(self, folder: str | os.PathLike) -> None:
         """Writes everything but the configuration and the weights, which come last and make the model complete."""
-        if self.labels is None or self.label_tree is None or self.ranker is None:
-            missing = [name for name in ("labels", "label_tree", "ranker") if getattr(self, name) is None]
+        required = ("labels", "label_tree") if self.encoder is not None else ("labels", "label_tree", "ranker")
+        missing = [name for name in required if getattr(self, name) is None]
+        if missing:
             raise ValueError(f"The model cannot be saved: it has no {', '.join(missing)}. Train it with `XMCTrainer`.")
+        assert self.label_tree is not None
+        own_tree = self.ranker is not None and self.ranker.tree != self.label_tree
         self.config.level_sizes = self.label_tree.level_sizes
         self.config.has_tfidf, self.config.has_ranker = self.tfidf is not None, self.ranker is not None
+        self.config.ranker_has_own_tree = own_tree
         self._check_parts("The model")
-        for part in (self.labels, self.label_tree, self.ranker, self.tfidf):
+        for part in (self.labels, self.label_tree, self.ranker, self.tfidf, self.tokenizer):
             if part is not None:
                 part.save_pretrained(folder)
-        if self.tfidf is None:
-            # What another model has left in this folder would be published along.
-            for name in (TFIDF_FILE, VOCABULARY_FILE):
-                if os.path.isfile(path := os.path.join(folder, name)):
-                    os.unlink(path)
+        if own_tree:
+            self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
+        # What another model has left in this folder would be published along.
+        unused = {TFIDF_FILE: self.tfidf, VOCABULARY_FILE: self.tfidf, RANKER_FILE: self.ranker}
+        stale = [name for name, part in unused.items() if part is None]
+        for name in stale if own_tree else [*stale, RANKER_TREE_FILE]:
+            if os.path.isfile(path := os.path.join(folder, name)):
+                os.unlink(path)
 
     def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
         self.labels = _load_part(Labels, name_or_path, hub_kwargs)
         self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
+        if self.encoder is not None:
+            self.tokenizer = _load_part(AutoTokenizer, name_or_path, hub_kwargs)
         if self.config.has_tfidf:
             self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
         if self.config.has_ranker:
-            self.ranker = _load_part(LinearRanker, name_or_path, {"tree": self.label_tree, **hub_kwargs})
+            tree = self.label_tree
+            if self.config.ranker_has_own_tree:
+                tree = _load_part(LabelTree, name_or_path, {"filename": RANKER_TREE_FILE, **hub_kwargs})
+            self.ranker = _load_part(LinearRanker, name_or_path, {"tree": tree, **hub_kwargs})
         self._check_parts(f"`{name_or_path}`")
 
     def _check_parts(self, source: str) -> None:
@@ -324,8 +686,31 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 f"{source} has TF-IDF of {self.tfidf.num_features} terms but `{RANKER_FILE}` for {ranker.num_sparse}. "
                 f"{way_out}"
             )
-        if ranker is not None and ranker.tree is not tree and ranker.tree != tree:
+        if ranker is not None and tree is not None and ranker.tree.num_labels != tree.num_labels:
             raise ValueError(f"{source} has a ranker for another label tree than its own. {way_out}")
+        if ranker is not None and self.encoder is not None and ranker.num_dense != self.vector_size:
+            raise ValueError(
+                f"{source} has an encoder with vectors of {self.vector_size} numbers but a ranker for "
+                f"{ranker.num_dense}. {way_out}"
+            )
+
+
+def mix_scores(
+    ranked: torch.Tensor, own: torch.Tensor, indices: torch.Tensor, heads_share: float, top_k: int
+) -> XMCOutput:
+    """
+    The best labels by the weighted mean of two scores.
+
+    Args:
+        ranked (`torch.Tensor`): Scores of the ranker.
+        own (`torch.Tensor`): Scores of the heads.
+        indices (`torch.Tensor`): The labels, -1 for none.
+        heads_share (`float`): Weight of the heads, 0 to 1.
+        top_k (`int`): Labels per document.
+    """
+    mixed = (1 - heads_share) * ranked + heads_share * own
+    scores, best = mixed.masked_fill(indices < 0, -1).topk(min(top_k, mixed.shape[1]), dim=1)
+    return XMCOutput(scores=scores.clamp(min=0), indices=indices.gather(1, best))
 
 
 def _load_part(kind: Any, name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from conftest import make_documents
 from safetensors.numpy import load_file
 from scipy.sparse import csr_matrix
-from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCConfig, XMCForTextClassification
 
@@ -140,7 +140,7 @@ def test_options_of_from_pretrained(model_folder, tmp_path):
     )
     assert not info["missing_keys"]
     assert model.dtype == torch.bfloat16
-    assert float(model.ranker_share) == 1 and not model.ranker_share.requires_grad
+    assert float(model.anchor) == 1 and not model.anchor.requires_grad
     assert model.predict(["topic07"])[0][0][0] == "label 07"
 
 
@@ -213,11 +213,6 @@ def test_an_untrained_model():
         model.predict(["some words"])
     with pytest.raises(ValueError, match="has no labels, label_tree, ranker"):
         model.save_pretrained("nowhere")
-
-
-def test_an_encoder_is_refused():
-    with pytest.raises(ValueError, match="encoder_config"):
-        XMCForTextClassification(XMCConfig(encoder_config=BertConfig()))
 
 
 @pytest.fixture

@@ -39,6 +39,23 @@ def train_linear(
         label_texts (`dict[str, str]`, *optional*):
             Text by label name.
     """
+    features, targets = prepare_features_and_tree(model, dataset, args, stages, label_texts)
+    add_ranker(model, features, targets, args, stages)
+
+
+def prepare_features_and_tree(
+    model: XMCForTextClassification,
+    dataset: Dataset,
+    args: XMCTrainingArguments,
+    stages: Stages,
+    label_texts: dict[str, str] | None = None,
+) -> tuple[Features, csr_matrix]:
+    """
+    Adds labels, TF-IDF and tree to a model that lacks them.
+
+    Returns:
+        `tuple[Features, csr_matrix]`: sparse features and labels of the training documents.
+    """
     with stages.stage("labels") as facts:
         if model.labels is None:
             model.labels = Labels.from_dataset(dataset, texts=label_texts)
@@ -49,11 +66,30 @@ def train_linear(
         facts.update(features=features.num_sparse)
     with stages.stage("tree") as facts:
         if model.label_tree is None:
-            model.label_tree = _build_tree(model, features, targets, args, stages)
+            model.label_tree = build_label_tree(model, features, targets, args, stages)
+        elif model.label_tree.num_labels != len(model.labels):
+            raise ValueError(
+                f"The given label tree has {model.label_tree.num_labels} labels, but there are {len(model.labels)} in "
+                "the training data. Build the tree from these labels, or leave it out."
+            )
         facts.update(depth=model.label_tree.depth)
+    return features, targets
+
+
+def add_ranker(
+    model: XMCForTextClassification,
+    features: Features,
+    targets: csr_matrix,
+    args: XMCTrainingArguments,
+    stages: Stages,
+    tree: LabelTree | None = None,
+) -> None:
+    """Trains the ranker on a tree, the model's own by default."""
+    tree = model.label_tree if tree is None else tree
+    assert tree is not None
     with stages.stage("ranker") as facts:
         model.ranker = train_ranker(
-            features, targets, model.label_tree, args.make_ranker_arguments(), args.num_threads, stages.report
+            features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report
         )
         facts.update(ranker_bytes=model.ranker.num_bytes)
 
@@ -74,16 +110,18 @@ def training_features(
         tfidf = args.make_tfidf()
         tfidf.fit(CountedTexts(texts, "tf-idf: fit", stages.report), num_workers=args.num_threads)
         model.tfidf = tfidf
-    return model.featurize(CountedTexts(texts, "tf-idf: transform", stages.report), args.num_threads)
+    counted = CountedTexts(texts, "tf-idf: transform", stages.report)
+    return Features(model.tfidf.transform(counted, num_workers=args.num_threads))
 
 
-def _build_tree(
+def build_label_tree(
     model: XMCForTextClassification,
     features: Features,
     targets: csr_matrix,
     args: XMCTrainingArguments,
     stages: Stages,
 ) -> LabelTree:
+    """The label tree of documents with these features."""
     arguments = args.make_tree_arguments()
     if arguments.clustering == "flat":
         return LabelTree.flat(targets.shape[1])
@@ -105,4 +143,4 @@ def _label_text_features(model: XMCForTextClassification, args: XMCTrainingArgum
         )
     if model.tfidf is None:
         raise ValueError(f"`label_features={args.label_features!r}` needs documents that are texts, not vectors.")
-    return model.featurize(model.labels.texts, args.num_threads)
+    return Features(model.tfidf.transform(model.labels.texts, num_workers=args.num_threads))

@@ -12,6 +12,7 @@ _PRODUCT_ALONG_THE_PATH: dict[str, Any] = {
     "ranker_beam_size": 10,
 }
 METHODS: dict[str, dict[str, Any]] = {
+    "xr-transformer": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
     "xr-linear": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
     "parabel": {"tree_branching": 2, "tree_max_leaf_size": 96, **_PRODUCT_ALONG_THE_PATH},
     "bonsai": {
@@ -23,6 +24,8 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "dismec": {"tree_clustering": "flat"},
 }
+# Methods with an encoder that is trained; the others are linear.
+ENCODER_METHODS = ("xr-transformer",)
 
 
 def method_options(method: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import torch
 from datasets import Dataset
 
 from ..data import feature_matrix
@@ -15,6 +16,8 @@ from .clustering import Progress
 
 # Documents in memory at a time.
 BATCH_SIZE = 4096
+# The same where an encoder reads them: enough to sort by length, few enough to see the progress.
+_ENCODED_TOGETHER = 1024
 
 
 def document_features(model: XMCForTextClassification, dataset: Dataset, num_threads: int | None = None) -> Features:
@@ -29,17 +32,53 @@ def document_features(model: XMCForTextClassification, dataset: Dataset, num_thr
         num_threads (`int`, *optional*):
             Threads to use; all cores by default.
     """
-    if model.ranker is None:
+    if model.ranker is None and model.encoder is None:
         raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
-    needed = "text" if model.tfidf is not None else "feature_ids"
+    reads_text = model.tfidf is not None or model.encoder is not None
+    needed = "text" if reads_text else "feature_ids"
     if needed not in dataset.column_names:
         kind = "texts" if needed == "text" else "vectors (`feature_ids` and `feature_values`)"
         raise ValueError(f"The model reads {kind}, but the data set has only {', '.join(dataset.column_names)}.")
-    if model.tfidf is not None:
+    if reads_text:
         return model.featurize(dataset["text"], num_threads)
+    assert model.ranker is not None
     return model.prepare_vectors(Features(feature_matrix(dataset, model.ranker.num_sparse)))
 
 
+def feature_batches(
+    model: XMCForTextClassification,
+    dataset: Dataset,
+    batch_size: int = BATCH_SIZE,
+    num_threads: int | None = None,
+    report: Progress | None = None,
+) -> Iterator[Features]:
+    """
+    Yields the features of one batch of documents after another.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A trained model.
+        dataset (`datasets.Dataset`):
+            Documents in the columns of [`prepare_dataset`].
+        batch_size (`int`, *optional*, defaults to 4096):
+            Documents in memory at a time.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+        report (`Callable`, *optional*):
+            Called with (stage, done, total).
+    """
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
+    if model.encoder is not None:
+        batch_size = min(batch_size, _ENCODED_TOGETHER)
+    for start in range(0, len(dataset), batch_size):
+        stop = min(start + batch_size, len(dataset))
+        yield document_features(model, dataset.select(range(start, stop)), num_threads)
+        if report is not None:
+            report("predict", stop, len(dataset))
+
+
+@torch.no_grad()
 def predict_batches(
     model: XMCForTextClassification,
     dataset: Dataset,
@@ -68,15 +107,9 @@ def predict_batches(
         report (`Callable`, *optional*):
             Called with (stage, done, total).
     """
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
-    for start in range(0, len(dataset), batch_size):
-        stop = min(start + batch_size, len(dataset))
-        features = document_features(model, dataset.select(range(start, stop)), num_threads)
+    for features in feature_batches(model, dataset, batch_size, num_threads, report):
         output = model(features, top_k, beam_size, num_threads)
         yield output.scores.cpu().numpy(), output.indices.cpu().numpy()
-        if report is not None:
-            report("predict", stop, len(dataset))
 
 
 def evaluate_model(
@@ -124,4 +157,44 @@ def evaluate_model(
     for _, indices in batches:
         metrics.update(indices, truth[start : start + len(indices)])
         start += len(indices)
+    return metrics
+
+
+@torch.no_grad()
+def evaluate_level(
+    model: XMCForTextClassification,
+    dataset: Dataset,
+    level: int,
+    ks: Iterable[int] | None = None,
+    num_threads: int | None = None,
+    report: Progress | None = None,
+) -> XMCMetrics:
+    """
+    Compares the nodes that the heads find at one level with the true ones.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A model with heads down to the level.
+        dataset (`datasets.Dataset`):
+            Documents with labels, in the columns of [`prepare_dataset`].
+        level (`int`):
+            Level of the tree, counted from 1.
+        ks (`Iterable[int]`, *optional*):
+            Lengths of the ranking at which to measure; those of [`XMCMetrics`] by default.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+        report (`Callable`, *optional*):
+            Called with (stage, done, total).
+    """
+    labels, tree = model.labels, model.label_tree
+    assert labels is not None and tree is not None
+    truth = tree.targets(labels.encode(dataset))[level - 1]
+    metrics = XMCMetrics(**({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
+    texts = dataset["text"]
+    for start in range(0, len(dataset), _ENCODED_TOGETHER):
+        vectors = torch.from_numpy(model.embed(texts[start : start + _ENCODED_TOGETHER])).to(model.device)
+        nodes = model.search_level(vectors, level, metrics.ks[-1])[1].cpu().numpy()
+        metrics.update(nodes, truth[start : start + len(nodes)])
+        if report is not None:
+            report("evaluate", start + len(nodes), len(dataset))
     return metrics

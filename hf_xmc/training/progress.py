@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import ProgressCallback
+from transformers import ProgressCallback, TrainerState
 
 from .clustering import Progress
 
@@ -20,7 +20,7 @@ class StageProgressCallback(ProgressCallback):
         super().__init__()
         self.training_bar: Any = None
         self.prediction_bar: Any = None
-        self._stage = ""
+        self._stage = self._level = ""
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Shows that `done` of `total` pieces of a stage are done."""
@@ -33,6 +33,22 @@ class StageProgressCallback(ProgressCallback):
             bar.reset(total)
             self._stage = stage
         bar.update(done - bar.n)
+
+    def show_level(self, name: str, state: TrainerState) -> None:
+        """Makes the bar count the steps of fine-tuning, all levels together, and names the level at work."""
+        if self.training_bar is not None:
+            self.training_bar.set_description(name, refresh=False)
+            self.training_bar.reset(state.max_steps)
+            self.training_bar.update(state.global_step)
+        self._stage = self._level = name
+        self.current_step = state.global_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Counts a step."""
+        if self.training_bar is not None and self._level != self._stage:
+            self.show_level(self._level, state)
+        else:
+            super().on_step_end(args, state, control, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Opens the bar; its length is that of the first stage."""

@@ -165,6 +165,50 @@ def train_ranker(
     return ranker
 
 
+def train_classifiers(
+    features: Features,
+    targets: csr_matrix,
+    offsets: np.ndarray,
+    shortlist: Shortlist,
+    arguments: RankerArguments,
+    stage: str,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Trains the classifiers of one level on dense features.
+
+    Args:
+        features ([`Features`]):
+            Training documents; a dense part only.
+        targets (`csr_matrix`):
+            `(documents, nodes)` true nodes with the number of true labels under each.
+        offsets (`np.ndarray`):
+            First child of each node above, and the number of nodes.
+        shortlist ([`Shortlist`]):
+            Documents that train the children of each node above.
+        arguments ([`RankerArguments`]):
+            Settings.
+        stage (`str`):
+            Name for `progress`.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+        progress (`Callable`, *optional*):
+            Called with (stage, done, total).
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: the blocks, (node above, first child, children) each, and their weights, the
+        bias last, `(blocks * (dimensions + 1), LANES)`.
+    """
+    counts = -(-np.diff(offsets) // LANES)
+    block_begin = np.concatenate([[0], np.cumsum(counts)])
+    blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
+    weights = _GrowingWeights(arguments.weight_dtype)
+    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1)
+    problem.train_level(targets, shortlist, blocks, weights, stage, progress)
+    return blocks, weights.snapshot().dense
+
+
 def _level_blocks(child_begin: np.ndarray, block_begin: np.ndarray, first_node: int, last_node: int) -> np.ndarray:
     """(parent, first child, number of children) of each block of a level, numbered within their levels."""
     nodes = np.arange(first_node, last_node)

@@ -9,13 +9,22 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..modeling_xmc import PREDICT_WITH
 from ..tfidf import TfidfFeaturizer
 from .clustering import TreeArguments
-from .methods import METHODS, method_options
+from .encoder_args import EncoderArguments
+from .levels import LevelArguments
+from .methods import ENCODER_METHODS, METHODS, method_options
 from .ranker_training import RankerArguments
 
 # Options `<prefix>_<name>` are the arguments `<name>` of these parts, which hold their defaults.
-_PARTS: dict[str, type] = {"tfidf": TfidfFeaturizer, "tree": TreeArguments, "ranker": RankerArguments}
+_PARTS: dict[str, type] = {
+    "tfidf": TfidfFeaturizer,
+    "tree": TreeArguments,
+    "ranker": RankerArguments,
+    "encoder": EncoderArguments,
+    "level": LevelArguments,
+}
 # One seed, `seed`, serves all parts.
 _SEEDS = {"tree": "tree_seed", "ranker": "ranker_seed"}
 
@@ -24,6 +33,15 @@ def _taken_over(part: type, name: str) -> Any:
     """A field with the help and the choices it has in `part`. `None` stands for the value of the method."""
     (found,) = (found for found in dataclasses.fields(part) if found.name == name)
     return field(default=None, metadata=dict(found.metadata))
+
+
+def _default(part: type, name: str, parameter: inspect.Parameter) -> Any:
+    """Default of a part's argument; that of a list is made anew."""
+    if dataclasses.is_dataclass(part):
+        (found,) = (found for found in dataclasses.fields(part) if found.name == name)
+        if found.default_factory is not dataclasses.MISSING:
+            return found.default_factory()
+    return parameter.default
 
 
 def _tfidf(help_text: str, **metadata: Any) -> Any:
@@ -35,13 +53,15 @@ class XMCTrainingArguments(TrainingArguments):
     """
     Options of [`XMCTrainer`]: those of [`~transformers.TrainingArguments`] and the ones below.
 
-    Options that begin with `tfidf_`, `tree_` and `ranker_` are the arguments of [`TfidfFeaturizer`], `TreeArguments`
-    and `RankerArguments`, where they are explained and have their defaults. One that is left out (`None`) gets the
+    Options that begin with `tfidf_`, `tree_`, `ranker_`, `encoder_` and `level_` are the arguments of
+    [`TfidfFeaturizer`], `TreeArguments`, `RankerArguments`, `EncoderArguments` and `LevelArguments`, where they are
+    explained and have their defaults. One that is left out (`None`) gets the
     value of the method's preset, or else that default; after construction each option holds the value that is used.
 
     Args:
         method (`str`, *optional*, defaults to `"xr-linear"`):
-            Preset: `xr-linear`, `parabel`, `bonsai` or `dismec`. What is given explicitly wins over it.
+            Preset: `xr-transformer`, `xr-linear`, `parabel`, `bonsai` or `dismec`. What is given explicitly wins over
+            it.
         overwrite (`bool`, *optional*, defaults to `False`):
             Whether training may replace a finished model in `output_dir`.
         features (`str`, *optional*):
@@ -52,6 +72,18 @@ class XMCTrainingArguments(TrainingArguments):
             What places a label in the tree: `"pifa"` (the documents that carry it), `"text"` (its own) or `"both"`.
         label_max_features (`int`, *optional*, defaults to `1024`):
             Largest entries kept of each label's PIFA vector; `None` keeps all.
+        refine_tree (`bool`, *optional*, defaults to `False`):
+            Whether the ranker of a model with an encoder gets a tree of its own, built from TF-IDF and the trained
+            encoder's vectors.
+        predict_with (`str`, *optional*):
+            What predicts: `"ranker"`, `"heads"` (no ranker is trained then) or `"both"`.
+        heads_share (`float`, *optional*):
+            Part of the heads in a label's score where both predict, 0 to 1. By default the best on the `eval_dataset`;
+            a third where there is none.
+        embedding_scale (`float`, *optional*, defaults to 1.0):
+            Length of the encoder's vector beside TF-IDF, whose length is 1, in the ranker.
+        embedding_cache (`str`, *optional*):
+            Folder that keeps the vectors of documents, by content, for later runs.
         num_threads (`int`, *optional*):
             Threads for features, tree and ranker; all cores by default. Results do not depend on it.
         eval_ks (`list[int]`, *optional*):
@@ -66,6 +98,10 @@ class XMCTrainingArguments(TrainingArguments):
     """
 
     method: str = field(default="xr-linear", metadata={"help": "Preset of options.", "choices": tuple(METHODS)})
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "Order of documents: random, sequential, group_by_length (random, with less padding)."},
+    )
     overwrite: bool = field(default=False, metadata={"help": "Replace a finished model in output_dir."})
     features: str | None = field(
         default=None,
@@ -82,6 +118,21 @@ class XMCTrainingArguments(TrainingArguments):
     )
     label_max_features: int | None = field(
         default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector."}
+    )
+    refine_tree: bool = field(
+        default=False, metadata={"help": "Build a new tree for the ranker after the encoder is trained."}
+    )
+    predict_with: str | None = field(
+        default=None, metadata={"help": "What predicts: ranker, heads or both.", "choices": PREDICT_WITH}
+    )
+    heads_share: float | None = field(
+        default=None, metadata={"help": "Part of the heads in a score; by default chosen on the eval_dataset."}
+    )
+    embedding_scale: float = field(
+        default=1.0, metadata={"help": "Length of the encoder's vector beside TF-IDF in the ranker."}
+    )
+    embedding_cache: str | None = field(
+        default=None, metadata={"help": "Folder that keeps vectors of documents for later runs."}
     )
     num_threads: int | None = field(default=None, metadata={"help": "Threads to use; all cores by default."})
     eval_ks: list[int] | None = field(default=None, metadata={"help": "Lengths of the ranking to measure at."})
@@ -113,8 +164,36 @@ class XMCTrainingArguments(TrainingArguments):
     ranker_tolerance: float | None = _taken_over(RankerArguments, "tolerance")
     ranker_bias_prior: float | None = _taken_over(RankerArguments, "bias_prior")
 
+    encoder_name: str | None = _taken_over(EncoderArguments, "name")
+    encoder_max_length: int | None = _taken_over(EncoderArguments, "max_length")
+    encoder_long_text: str | None = _taken_over(EncoderArguments, "long_text")
+    encoder_max_windows: int | None = _taken_over(EncoderArguments, "max_windows")
+    encoder_pooling: str | None = _taken_over(EncoderArguments, "pooling")
+    encoder_pooling_layers: int | None = _taken_over(EncoderArguments, "pooling_layers")
+
+    level_indices: list[int] | None = _taken_over(LevelArguments, "indices")
+    level_max_nodes: int | None = _taken_over(LevelArguments, "max_nodes")
+    level_epochs: list[float] | None = _taken_over(LevelArguments, "epochs")
+    level_steps: list[int] | None = _taken_over(LevelArguments, "steps")
+    level_learning_rate: list[float] | None = _taken_over(LevelArguments, "learning_rate")
+    level_head_learning_rate: list[float] | None = _taken_over(LevelArguments, "head_learning_rate")
+    level_warmup: float | None = _taken_over(LevelArguments, "warmup")
+    level_loss: str | None = _taken_over(LevelArguments, "loss")
+    level_negatives: list[str] | None = _taken_over(LevelArguments, "negatives")
+    level_beam_size: list[int] | None = _taken_over(LevelArguments, "beam_size")
+    level_cost_sensitive: bool | None = _taken_over(LevelArguments, "cost_sensitive")
+    level_negative_weight: float | None = _taken_over(LevelArguments, "negative_weight")
+    level_bootstrap: bool | None = _taken_over(LevelArguments, "bootstrap")
+    level_bootstrap_cost: float | None = _taken_over(LevelArguments, "bootstrap_cost")
+    level_dropout: float | None = _taken_over(LevelArguments, "dropout")
+
     def __post_init__(self) -> None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model: str | None = "nDCG@5"
+            self.greater_is_better: bool | None = True
         super().__post_init__()
+        # The columns of tokenised documents are not arguments of the model.
+        self.remove_unused_columns = False
         for name, value in method_options(self.method).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -122,15 +201,33 @@ class XMCTrainingArguments(TrainingArguments):
             for name, parameter in inspect.signature(part).parameters.items():
                 option = f"{prefix}_{name}"
                 if name != _SEEDS.get(prefix) and getattr(self, option) is None:
-                    setattr(self, option, parameter.default)
+                    setattr(self, option, _default(part, name, parameter))
         for option, choices in (("features", (None, "text", "vectors")), ("label_features", ("pifa", "text", "both"))):
             if getattr(self, option) not in choices:
                 known = ", ".join(choice for choice in choices if choice)
                 raise ValueError(f"`{option}={getattr(self, option)!r}` is not one of {known}.")
+        if self.predict_with is None:
+            self.predict_with = "both" if self.trains_encoder else "ranker"
+        if self.predict_with not in PREDICT_WITH:
+            raise ValueError(f"`predict_with={self.predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
+        if self.predict_with != "ranker" and not self.trains_encoder:
+            raise ValueError(f"`predict_with={self.predict_with!r}` needs heads, which {self.method!r} has not.")
+        if self.heads_share is not None and not 0 <= self.heads_share <= 1:
+            raise ValueError(f"`heads_share` must be between 0 and 1, not {self.heads_share}.")
+        if not self.embedding_scale > 0:
+            raise ValueError(f"`embedding_scale` must be greater than 0, not {self.embedding_scale}.")
         if not self.vector_power > 0:
             raise ValueError(f"`vector_power` must be greater than 0, not {self.vector_power}.")
         # A wrong value is an error here and not after minutes of work.
-        self.make_tfidf(), self.make_tree_arguments(), self.make_ranker_arguments()
+        self.make_tfidf(), self.make_tree_arguments(), self.make_ranker_arguments(), self.make_encoder_arguments()
+        levels = self.make_level_arguments()
+        for found in dataclasses.fields(levels):
+            setattr(self, f"level_{found.name}", getattr(levels, found.name))
+
+    @property
+    def trains_encoder(self) -> bool:
+        """Whether the method has an encoder."""
+        return self.method in ENCODER_METHODS
 
     def make_tfidf(self) -> TfidfFeaturizer:
         """A new featurizer with the options `tfidf_*`."""
@@ -143,6 +240,14 @@ class XMCTrainingArguments(TrainingArguments):
     def make_ranker_arguments(self) -> RankerArguments:
         """The options `ranker_*`."""
         return self._make("ranker")
+
+    def make_encoder_arguments(self) -> EncoderArguments:
+        """The options `encoder_*`."""
+        return self._make("encoder")
+
+    def make_level_arguments(self) -> LevelArguments:
+        """The options `level_*`."""
+        return self._make("level")
 
     def xmc_options(self) -> dict[str, Any]:
         """The options that this class adds to `TrainingArguments`, and the seed, for the record."""

@@ -1,0 +1,110 @@
+"""Beam search through the heads: from the coarsest trained level down to the one asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .heads import LevelHead, node_probabilities
+
+# Bounds the rows of a head that are gathered together: documents × candidates × dimensions.
+_MAX_GATHERED = 1 << 25
+
+
+def search_heads(
+    vectors: torch.Tensor,
+    heads: Sequence[LevelHead],
+    offsets: Sequence[torch.Tensor],
+    top_k: int,
+    beam_size: int,
+    loss: str,
+    by_path: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The best nodes of the level of the last head.
+
+    Args:
+        vectors (`torch.Tensor` of shape `(batch, dimensions)`):
+            Documents.
+        heads (`Sequence[LevelHead]`):
+            Heads of the levels to pass, coarsest first.
+        offsets (`Sequence[torch.Tensor]`):
+            For each head but the first: where the nodes of its level under each node of the level before begin, see
+            [`LabelTree.descendants`].
+        top_k (`int`):
+            Nodes to return.
+        beam_size (`int`):
+            Nodes kept per level on the way; 0 keeps all.
+        loss (`str`):
+            Loss of the heads.
+        by_path (`bool`):
+            Whether to rank by the product of the probabilities on the way instead of the last one alone.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: probabilities and nodes of shape `(batch, top_k)`, best first; 0 and -1
+        where the beam reached fewer.
+    """
+    widest = max((_widest(below, beam_size) for below in offsets), default=1)
+    together = max(1, _MAX_GATHERED // (widest * vectors.shape[1]))
+    parts = [
+        _search(part, heads, offsets, top_k, beam_size, loss, by_path) for part in vectors.split(together) if len(part)
+    ]
+    if not parts:
+        empty = vectors.new_zeros((0, top_k))
+        return empty, empty.long()
+    scores, nodes = zip(*parts, strict=True)
+    return torch.cat(scores), torch.cat(nodes)
+
+
+def _search(
+    vectors: torch.Tensor,
+    heads: Sequence[LevelHead],
+    offsets: Sequence[torch.Tensor],
+    top_k: int,
+    beam_size: int,
+    loss: str,
+    by_path: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    own = node_probabilities(heads[0](vectors), loss)
+    path = own
+    nodes = torch.arange(own.shape[1], device=own.device).expand_as(own)
+    for head, below in zip(heads[1:], offsets, strict=True):
+        if 0 < beam_size < nodes.shape[1]:
+            path, kept = path.topk(beam_size, dim=1)
+            nodes = nodes.gather(1, kept)
+        nodes, parent = _children(nodes, below)
+        missing = nodes < 0
+        own = node_probabilities(head(vectors, nodes.clamp(min=0)), loss).masked_fill(missing, 0)
+        path = path.gather(1, parent) * own
+        # A missing node loses against every real one, also against one of probability 0.
+        own, path = own.masked_fill(missing, -1), path.masked_fill(missing, -1)
+    ranked = path if by_path else own
+    scores, best = ranked.topk(min(top_k, ranked.shape[1]), dim=1)
+    nodes = nodes.gather(1, best).masked_fill(scores < 0, -1)
+    scores = scores.clamp(min=0)
+    lacking = top_k - scores.shape[1]
+    if lacking > 0:
+        scores = torch.nn.functional.pad(scores, (0, lacking))
+        nodes = torch.nn.functional.pad(nodes, (0, lacking), value=-1)
+    return scores, nodes
+
+
+def _children(nodes: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nodes under each row's nodes, with the places of those they are under; -1 fills up where there are fewer."""
+    known = nodes.clamp(min=0)
+    first, counts = below[known], below[known + 1] - below[known]
+    counts = counts.masked_fill(nodes < 0, 0)
+    ends = counts.cumsum(dim=1)
+    places = torch.arange(int(ends[:, -1].max()), device=nodes.device).expand(len(nodes), -1).contiguous()
+    parent = torch.searchsorted(ends, places, right=True)
+    missing = parent >= nodes.shape[1]
+    parent = parent.clamp(max=nodes.shape[1] - 1)
+    children = first.gather(1, parent) + places - (ends - counts).gather(1, parent)
+    return children.masked_fill(missing, -1), parent
+
+
+def _widest(below: torch.Tensor, beam_size: int) -> int:
+    """Most nodes that a beam can reach below."""
+    counts = (below[1:] - below[:-1]).sort(descending=True).values
+    return int(counts[: beam_size or None].sum())

@@ -1,0 +1,108 @@
+"""What a checkpoint holds beside the model: optimiser, random numbers, the level at work. No pickle."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.sparse import csr_matrix
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..files import atomic_write, load_tensors, read_json, save_tensors, write_json
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_GROUPS_FILE = "optimizer.json"
+RANDOM_FILE = "random_state"
+LEVEL_FILE = "level_state.json"
+SHORTLIST_FILE = "shortlist.safetensors"
+# Written last by the trainer: a folder without it is no complete checkpoint.
+TRAINER_STATE_FILE = "trainer_state.json"
+
+
+def save_optimizer(folder: str, state: dict[str, Any], scheduler: dict[str, Any]) -> None:
+    """Writes the state of an optimiser and of its scheduler: tensors as safetensors, all else as JSON."""
+    tensors = {
+        f"{parameter}.{name}": value.detach().cpu().contiguous()
+        for parameter, entries in state["state"].items()
+        for name, value in entries.items()
+    }
+    with atomic_write(os.path.join(folder, OPTIMIZER_FILE)) as temporary:
+        save_file(tensors, temporary)
+    write_json(os.path.join(folder, OPTIMIZER_GROUPS_FILE), {"groups": state["param_groups"], "scheduler": scheduler})
+
+
+def load_optimizer(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads what [`save_optimizer`] wrote."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in load_file(os.path.join(folder, OPTIMIZER_FILE)).items():
+        parameter, name = key.split(".", 1)
+        state.setdefault(int(parameter), {})[name] = value
+    rest = read_json(os.path.join(folder, OPTIMIZER_GROUPS_FILE))
+    return {"state": state, "param_groups": rest["groups"]}, rest["scheduler"]
+
+
+def save_random_state(folder: str, process: int = 0) -> None:
+    """Writes the state of all random number generators of this process."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    tensors = {"python": np.array(words, dtype=np.int64), "numpy": keys, "torch": torch.get_rng_state().numpy()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{i}": state.numpy() for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    name = os.path.join(folder, f"{RANDOM_FILE}_{process}")
+    save_tensors(f"{name}.safetensors", tensors, "random state", {})
+    write_json(
+        f"{name}.json", {"python": [version, gauss], "numpy": [kind, int(position), int(has_gauss), float(cached)]}
+    )
+
+
+def load_random_state(folder: str, process: int = 0) -> None:
+    """Sets all random number generators to what [`save_random_state`] wrote; does nothing where there is no file."""
+    name = os.path.join(folder, f"{RANDOM_FILE}_{process}")
+    if not os.path.isfile(f"{name}.json"):
+        return
+    tensors, _ = load_tensors(f"{name}.safetensors", "random state")
+    rest = read_json(f"{name}.json")
+    version, gauss = rest["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), gauss))
+    kind, position, has_gauss, cached = rest["numpy"]
+    np.random.set_state((kind, tensors["numpy"].copy(), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(torch.from_numpy(tensors["torch"].copy()))
+    if torch.cuda.is_available() and "cuda.0" in tensors:
+        cuda = [torch.from_numpy(tensors[f"cuda.{i}"].copy()) for i in range(torch.cuda.device_count())]
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def save_level_state(folder: str, state: dict[str, Any], shortlist: csr_matrix | None) -> None:
+    """Writes the level at work, with what identifies the run, and its shortlist."""
+    if shortlist is not None:
+        tensors = {"indptr": shortlist.indptr.astype(np.int64), "indices": shortlist.indices.astype(np.int64)}
+        shape = ",".join(map(str, shortlist.shape))
+        save_tensors(os.path.join(folder, SHORTLIST_FILE), tensors, "shortlist", {"shape": shape})
+    write_json(os.path.join(folder, LEVEL_FILE), {**state, "has_shortlist": shortlist is not None})
+
+
+def load_level_state(folder: str) -> tuple[dict[str, Any], csr_matrix | None]:
+    """Reads what [`save_level_state`] wrote."""
+    state = read_json(os.path.join(folder, LEVEL_FILE))
+    shortlist = None
+    if state["has_shortlist"]:
+        tensors, metadata = load_tensors(os.path.join(folder, SHORTLIST_FILE), "shortlist")
+        documents, nodes = map(int, metadata["shape"].split(","))
+        ones = np.ones(len(tensors["indices"]), dtype=np.float32)
+        shortlist = csr_matrix((ones, tensors["indices"], tensors["indptr"]), shape=(documents, nodes))
+    return state, shortlist
+
+
+def last_checkpoint(folder: str | os.PathLike) -> str | None:
+    """The newest complete checkpoint in a folder."""
+    found = []
+    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if step.isdigit() and (path / TRAINER_STATE_FILE).is_file() and (path / LEVEL_FILE).is_file():
+            found.append((int(step), str(path)))
+    return max(found)[1] if found else None

@@ -1,0 +1,157 @@
+"""Tokens and vectors of whole data sets: made once, kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, Value
+from datasets import Features as Columns
+from datasets import List as ListColumn
+
+from ..files import load_tensors, save_tensors
+from ..modeling_xmc import XMCForTextClassification
+from ..text_encoder import pad_batch
+from .clustering import Progress
+
+_BATCH_SIZE = 1024
+
+
+def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Dataset:
+    """
+    The token ids of a data set's texts in an Arrow file, which later runs find in the cache of `datasets`.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            Model with an encoder.
+        dataset (`datasets.Dataset`):
+            Documents with a column `text`.
+
+    Returns:
+        `datasets.Dataset`: `token_ids` (windows of each document), `length` (tokens of the first one) and `document`
+        (its row).
+    """
+    if "text" not in dataset.column_names:
+        raise ValueError(f"An encoder reads texts, but the data set has only {', '.join(dataset.column_names)}.")
+    ids = ListColumn(ListColumn(Value("int32")))
+    return dataset.select_columns(["text"]).map(
+        _tokenize_batch,
+        batched=True,
+        batch_size=_BATCH_SIZE,
+        with_indices=True,
+        remove_columns=["text"],
+        features=Columns({"token_ids": ids, "length": Value("int32"), "document": Value("int64")}),
+        fn_kwargs={"model": model},
+        new_fingerprint=_digest(dataset._fingerprint, _token_settings(model)),
+        desc="Tokenising",
+    )
+
+
+def _tokenize_batch(batch: dict[str, Any], rows: list[int], model: XMCForTextClassification) -> dict[str, list]:
+    windows = model.tokenize(batch["text"])
+    return {"token_ids": windows, "length": [len(own[0]) for own in windows], "document": rows}
+
+
+class TokenCollator:
+    """
+    Puts tokenised documents into a batch, padded to the longest of them. Fine-tuning sees their first window.
+
+    Args:
+        padding (`int`):
+            Id that fills up.
+    """
+
+    def __init__(self, padding: int) -> None:
+        self.padding = padding
+
+    def __call__(self, documents: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ids, mask = pad_batch([document["token_ids"][0] for document in documents], self.padding)
+        rows = torch.tensor([document["document"] for document in documents])
+        return {"input_ids": ids, "attention_mask": mask, "documents": rows}
+
+
+class _TokenRows(Sequence):
+    """The windows of each document, read from disk as they are needed."""
+
+    def __init__(self, tokens: Dataset) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._tokens[rows]["token_ids"]
+
+
+def embed_dataset(
+    model: XMCForTextClassification,
+    tokens: Dataset,
+    batch_size: int,
+    cache: str | None = None,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """
+    The encoder's vectors of tokenised documents.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            Model with an encoder.
+        tokens (`datasets.Dataset`):
+            What [`tokenize_dataset`] made.
+        batch_size (`int`):
+            Windows that go through the encoder together.
+        cache (`str`, *optional*):
+            Folder in which vectors are kept, by content: the same documents and the same encoder are not encoded
+            twice.
+        progress (`Callable`, *optional*):
+            Called with (stage, done, total).
+    """
+    path = None
+    if cache is not None:
+        name = _digest(tokens_digest(tokens), _encoder_digest(model))
+        path = os.path.join(cache, f"{name}.safetensors")
+        if os.path.isfile(path):
+            return load_tensors(path, "embeddings")[0]["vectors"]
+    report = None if progress is None else lambda done: progress("embed", done, len(tokens))
+    vectors = model.embed(_TokenRows(tokens), batch_size, report)
+    if path is not None:
+        save_tensors(path, {"vectors": vectors}, "embeddings", {})
+    return vectors
+
+
+def tokens_digest(tokens: Dataset) -> str:
+    """A fingerprint of tokenised documents by content: equal for equal tokens in the same order."""
+    fingerprint = hashlib.blake2b(digest_size=16)
+    for batch in tokens.with_format("numpy").iter(_BATCH_SIZE):
+        for windows in batch["token_ids"]:
+            for window in windows:
+                fingerprint.update(np.asarray(window, dtype=np.int32).tobytes() + b".")
+            fingerprint.update(b"|")
+    return fingerprint.hexdigest()
+
+
+def _token_settings(model: XMCForTextClassification) -> str:
+    config, tokenizer = model.config, model.tokenizer
+    content = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else str(sorted(tokenizer.get_vocab().items()))
+    return f"{content} {config.max_length} {config.long_text} {config.max_windows}"
+
+
+def _encoder_digest(model: XMCForTextClassification) -> str:
+    """Changes with the encoder's weights and with the way its states are pooled."""
+    assert model.encoder is not None
+    fingerprint = hashlib.blake2b(f"{model.config.pooling} {model.config.pooling_layers}".encode(), digest_size=16)
+    for name, tensor in sorted(model.encoder.state_dict().items()):
+        fingerprint.update(name.encode())
+        fingerprint.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
+    return fingerprint.hexdigest()
+
+
+def _digest(*parts: str) -> str:
+    fingerprint = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        fingerprint.update(hashlib.blake2b(part.encode()).digest())
+    return fingerprint.hexdigest()

@@ -1,0 +1,46 @@
+"""Options of the encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..text_encoder import LONG_TEXTS, POOLINGS
+
+
+@dataclass
+class EncoderArguments:
+    """
+    How the encoder reads a text and makes one vector of it.
+
+    Args:
+        name (`str`, *optional*):
+            Folder or Hub id of the pretrained encoder to start from.
+        max_length (`int`, *optional*, defaults to 128): Tokens that the encoder reads at once.
+        long_text (`str`, *optional*, defaults to `"truncate"`):
+            What becomes of longer texts: `"truncate"` keeps their beginning, `"head_tail"` the first and the last half
+            of the length; `"windows"` averages the vectors of up to `max_windows` pieces for the ranker and at
+            prediction, while fine-tuning sees the first.
+        max_windows (`int`, *optional*, defaults to 4): Windows read of a text.
+        pooling (`str`, *optional*): `"mean"`, `"cls"` or `"last"`; by default what suits the encoder.
+        pooling_layers (`int`, *optional*, defaults to 1): Last layers whose pooled states are put side by side.
+    """
+
+    name: str | None = field(default=None, metadata={"help": "Folder or Hub id of the encoder to start from."})
+    max_length: int = field(default=128, metadata={"help": "Tokens that the encoder reads at once."})
+    long_text: str = field(
+        default="truncate", metadata={"help": "What becomes of longer texts.", "choices": LONG_TEXTS}
+    )
+    max_windows: int = field(default=4, metadata={"help": "Windows read of a text."})
+    pooling: str | None = field(
+        default=None, metadata={"help": "How token states become one vector.", "choices": POOLINGS}
+    )
+    pooling_layers: int = field(default=1, metadata={"help": "Last layers whose states are put side by side."})
+
+    def __post_init__(self) -> None:
+        for name, choices in (("long_text", LONG_TEXTS), ("pooling", (None, *POOLINGS))):
+            if getattr(self, name) not in choices:
+                known = ", ".join(choice for choice in choices if choice)
+                raise ValueError(f"`{name}={getattr(self, name)!r}` is not one of {known}.")
+        for name, least in (("max_length", 8), ("max_windows", 1), ("pooling_layers", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, not {getattr(self, name)}.")
