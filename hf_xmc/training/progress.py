@@ -78,8 +78,9 @@ class Stages:
         start = time.perf_counter()
         facts: dict[str, float] = {}
         yield facts
-        self.seconds[name] = time.perf_counter() - start
-        self._log({f"{name}_seconds": round(self.seconds[name], 2), **facts})
+        seconds = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._log({f"{name}_seconds": round(seconds, 2), **facts})
 
 
 class CountedTexts(Sequence):
