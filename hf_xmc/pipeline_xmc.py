@@ -20,7 +20,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
 
     A document is a `str` or a dictionary with the text under `"text"`. A list of documents gives a list of results;
     generators, `KeyDataset`s and datasets are read as a stream and give an iterator. `batch_size` documents go through
-    TF-IDF and ranker together, which is far faster than one by one.
+    encoder, TF-IDF and ranker together, which is far faster than one by one.
 
     An empty text, or one of which the model knows no word, is no error: its labels are ranked by their bias alone,
     that is, with low scores that are the same for all such texts. A `threshold` leaves them out.
@@ -34,6 +34,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
             Labels with a smaller score are left out; a result may then be an empty list.
         beam_size (`int`, *optional*):
             Nodes kept per level of the label tree; that of the model by default. 0 keeps all: exact search.
+        predict_with (`str`, *optional*):
+            `"ranker"`, `"heads"` or `"both"`; that of the model by default.
         batch_size (`int`, *optional*, defaults to 1):
             Documents that are worked on together.
 
@@ -64,11 +66,15 @@ class ExtremeTextClassificationPipeline(Pipeline):
 
     # No **kwargs: a misspelt parameter is a TypeError, not ignored.
     def _sanitize_parameters(  # type: ignore[override]
-        self, top_k: int | None = None, threshold: float | None = None, beam_size: int | None = None
+        self,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        beam_size: int | None = None,
+        predict_with: str | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if top_k is not None and top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
-        search = {"top_k": top_k, "beam_size": beam_size}
+        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with}
         search = {name: value for name, value in search.items() if value is not None}
         return {}, search, {} if threshold is None else {"threshold": threshold}
 
@@ -82,7 +88,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
             args:
                 None are taken.
             kwargs:
-                `top_k`, `threshold`, `beam_size`, `batch_size`, as at the pipeline's making.
+                `top_k`, `threshold`, `beam_size`, `predict_with`, `batch_size`, as at the pipeline's making.
 
         Returns:
             A list of `{"label": ..., "score": ...}`, best first, for each document.
@@ -112,9 +118,14 @@ class ExtremeTextClassificationPipeline(Pipeline):
         return {"text": [text]}
 
     def _forward(  # type: ignore[override]
-        self, inputs: dict[str, list[str]], top_k: int | None = None, beam_size: int | None = None
+        self,
+        inputs: dict[str, list[str]],
+        top_k: int | None = None,
+        beam_size: int | None = None,
+        predict_with: str | None = None,
     ) -> XMCOutput:
-        return self.model(self.model.featurize(inputs["text"]), top_k=top_k, beam_size=beam_size)
+        features = self.model.featurize(inputs["text"])
+        return self.model(features, top_k=top_k, beam_size=beam_size, predict_with=predict_with)
 
     def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]
         """The labels of one document by name."""

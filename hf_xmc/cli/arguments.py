@@ -33,6 +33,8 @@ class DataArguments:
             Whether to read the labels' own texts from the folder (`labels.parquet` or `output-items.txt`).
         train_split (`str`, *optional*, defaults to `"train"`):
             Split to train on.
+        validation_split (`str`, *optional*):
+            Split that training may look at: to follow its progress, to stop early, to weigh heads and ranker.
         eval_split (`str`, *optional*):
             Split to measure on afterwards.
     """
@@ -46,6 +48,9 @@ class DataArguments:
     label_delimiter: str | None = field(default=None, metadata={"help": "What separates labels in a string column."})
     label_texts: bool = field(default=False, metadata={"help": "Read the labels' texts from the folder."})
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    validation_split: str | None = field(
+        default=None, metadata={"help": "Split that training may look at to choose what it can choose."}
+    )
     eval_split: str | None = field(default=None, metadata={"help": "Split to measure on after training."})
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from ..evaluation import format_by_frequency, format_metrics
 from ..files import write_json
-from ..modeling_xmc import XMCForTextClassification
+from ..modeling_xmc import PREDICT_WITH, XMCForTextClassification
 from ..training.prediction import BATCH_SIZE, evaluate_model
 from .arguments import load_split, parse_mapping
 
@@ -33,6 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ks", type=int, nargs="+", help="lengths of the ranking to measure at")
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="documents in memory at a time")
+    parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
     return parser
 
@@ -43,6 +44,8 @@ def run(argv: Sequence[str]) -> None:
     split = args.split or (None if os.path.isfile(args.data) else "test")
     dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
     model = XMCForTextClassification.from_pretrained(args.model)
+    if args.predict_with is not None:
+        model.config.predict_with = args.predict_with
     name = f"{split or 'eval'}_results.json"
     path = args.output or (os.path.join(args.model, name) if os.path.isdir(args.model) else name)
     facts = {"model": args.model, "dataset": args.data, "split": split}

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ..data.xmc_text import has_xmc_header
 from ..files import atomic_write
-from ..modeling_xmc import XMCForTextClassification, XMCOutput
+from ..modeling_xmc import PREDICT_WITH, XMCForTextClassification, XMCOutput
 from ..training.prediction import predict_batches
 from .arguments import load_split
 
@@ -43,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
     parser.add_argument("--batch-size", type=int, default=1024, help="documents that are worked on together")
+    parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
     parser.add_argument("--overwrite", action="store_true", help="replace an output file that exists")
     return parser
@@ -56,6 +57,8 @@ def run(argv: Sequence[str]) -> None:
     if args.batch_size < 1:
         raise ValueError(f"`--batch-size` must be at least 1, not {args.batch_size}.")
     model = XMCForTextClassification.from_pretrained(args.model)
+    if args.predict_with is not None:
+        model.config.predict_with = args.predict_with
     with _documents(args) as documents:
         total = len(documents) if isinstance(documents, Dataset) else None
         predictions = _dataset(model, documents, args) if total is not None else _lines(model, documents, args)

@@ -14,6 +14,7 @@ from .evaluate import measure
 DESCRIPTION = """
 Trains a model and saves it into --output_dir; with --eval_split also measures it. Options come from the recipe and
 from flags of the same names, which win: hf-xmc train --config recipe.yaml --dataset PATH --output_dir my-tagger
+A training that was interrupted goes on with --resume_from_checkpoint true.
 """
 
 
@@ -27,14 +28,17 @@ def run(argv: Sequence[str]) -> None:
     data, args = make_parser().parse(argv)
     train_dataset = data.load(data.train_split)
     # Read before the work begins: a missing split should not come to light hours later.
+    validation_dataset = data.load(data.validation_split) if data.validation_split else None
     eval_dataset = data.load(data.eval_split) if data.eval_split else None
     trainer = XMCTrainer(
         args=args,
         train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
+        # What is measured in the end must not take part in any choice.
+        eval_dataset=validation_dataset,
         label_texts=load_label_texts(data.dataset) if data.label_texts else None,
     )
-    trained = trainer.train()
+    resume: str | bool | None = args.resume_from_checkpoint
+    trained = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
     print(f"The model is in {args.output_dir}.")
     if eval_dataset is not None:
         path = os.path.join(args.output_dir, f"{data.eval_split}_results.json")

@@ -9,20 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
-from torch import nn
-from torch.utils.data import DataLoader, Sampler
 from transformers import (
-    EarlyStoppingCallback,
     ProgressCallback,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
 )
-from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
 
 from ..configuration_xmc import XMCConfig
@@ -34,17 +28,13 @@ from .checkpoints import (
     LEVEL_FILE,
     TRAINER_STATE_FILE,
     last_checkpoint,
-    load_optimizer,
-    load_random_state,
-    save_optimizer,
-    save_random_state,
 )
 from .clustering import Progress
 from .embedding import TokenCollator
 from .encoder_training import EncoderRun
+from .level_trainer import LevelTrainer
 from .linear_training import train_linear
 from .methods import ENCODER_METHODS
-from .optimizer import RowAdamW
 from .prediction import evaluate_level, evaluate_model, predict_batches
 from .progress import StageProgressCallback, Stages
 from .training_args import XMCTrainingArguments
@@ -54,7 +44,7 @@ TRAINING_ARGS_FILE = "training_args.json"
 logger = logging.getLogger(__name__)
 
 
-class XMCTrainer(Trainer):
+class XMCTrainer(LevelTrainer):
     """
     Trains extreme multi-label text classifiers.
 
@@ -98,8 +88,6 @@ class XMCTrainer(Trainer):
     args: XMCTrainingArguments
     model: XMCForTextClassification
     control: TrainerControl
-    optimizer: torch.optim.Optimizer | None
-    lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None
 
     def __init__(
         self,
@@ -132,9 +120,6 @@ class XMCTrainer(Trainer):
         self.model.config.__dict__.pop("use_cache", None)
         # Linear methods have no epochs, and a 0 in every log line would tell nothing.
         self.state.epoch = None  # type: ignore[assignment]
-        self._run: EncoderRun | None = None
-        self._last_log = (0, time.perf_counter())
-        self._progress: StageProgressCallback | None = None
         if not args.disable_tqdm:
             self._progress = StageProgressCallback()
             self.remove_callback(ProgressCallback)
@@ -163,7 +148,7 @@ class XMCTrainer(Trainer):
             encoder is trained.
         """
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
-        dataset = self._check_can_train()
+        dataset = self._check_can_train(resumes=checkpoint is not None)
         start = time.time()
         stages = Stages(self.log, self._report)
         self.model.config.method = self.args.method
@@ -229,173 +214,6 @@ class XMCTrainer(Trainer):
         with self._run.stages.stage("save"):
             self.save_model(_internal_call=True)
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Batches of tokenised documents."""
-        assert self._run is not None
-        return self._get_dataloader(
-            dataset=self._run.tokens,
-            description="Training",
-            batch_size=self._train_batch_size,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
-        if self.args.train_sampling_strategy != "group_by_length":
-            return super()._get_train_sampler(train_dataset)
-        # The base class hands over a column that is read from disk for every comparison.
-        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LengthGroupedSampler(batch_size, lengths=list(train_dataset["length"]))
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW with one group for the encoder, one for its parameters without weight decay, one for the heads."""
-        if self.optimizer is None:
-            if self.args.optim not in ("adamw_torch", "adamw_torch_fused"):
-                raise ValueError(f"`optim={self.args.optim}` is not supported: heads of large levels need AdamW.")
-            model = self.model if model is None else model
-            decaying = set(self.get_decay_parameter_names(model))
-            encoder: list[nn.Parameter] = []
-            plain: list[nn.Parameter] = []
-            heads: list[nn.Parameter] = []
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    group = heads if name.startswith("heads.") else encoder if name in decaying else plain
-                    group.append(parameter)
-            # The scheduler sets the learning rates: encoder first, heads last.
-            self.optimizer = RowAdamW(
-                [
-                    {"params": encoder, "weight_decay": self.args.weight_decay},
-                    {"params": plain, "weight_decay": 0.0},
-                    {"params": heads, "weight_decay": self.args.weight_decay},
-                ],
-                lr=1.0,
-                betas=(self.args.adam_beta1, self.args.adam_beta2),
-                eps=self.args.adam_epsilon,
-                fused=True,
-            )
-        return self.optimizer
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Learning rates that rise and fall in every level."""
-        if self.lr_scheduler is None:
-            assert self._run is not None
-            schedule = self._run.schedule
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                self.optimizer if optimizer is None else optimizer,
-                [schedule.learning_rate, schedule.learning_rate, schedule.head_learning_rate],
-            )
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """One batch; a new level begins before its first."""
-        assert self._run is not None
-        if self._run.enter_level(self.state.global_step):
-            # Metrics of different levels do not compare.
-            self.state.best_metric = self.state.best_model_checkpoint = self.state.best_global_step = None
-            self._last_log = (self.state.global_step, time.perf_counter())
-            if self._progress is not None:
-                self._progress.show_level(self._level_name(), self.state)
-        return super().training_step(model, inputs, num_items_in_batch)
-
-    def _level_name(self) -> str:
-        assert self._run is not None
-        return f"level {self._run.levels[self._run.active]}/{self._run.levels[-1]}"
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """The loss of the level at work."""
-        assert self._run is not None
-        documents = inputs.pop("documents")
-        output = model(**inputs, **self._run.level_inputs(documents))
-        if not torch.isfinite(output.loss):
-            raise FloatingPointError(
-                f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._level_name()}). Lower "
-                "`level_learning_rate` or `level_head_learning_rate`, or train in float32; then resume from the last "
-                "checkpoint, which is from before, or train anew."
-            )
-        self._run.encoder_changed()
-        return (output.loss, output) if return_outputs else output.loss
-
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        """
-        Clips the gradients of encoder and heads, each by its own norm: a head's would drown the encoder's.
-
-        Returns:
-            The norm of the encoder's gradient before.
-        """
-        norms = []
-        for group in ("encoder", "heads"):
-            parameters = [p for name, p in model.named_parameters() if f"{group}." in name and p.grad is not None]
-            sparse = [p for p in parameters if p.grad.is_sparse]
-            for parameter in sparse:
-                gradient = parameter.grad.coalesce()
-                norm = gradient.values().norm()
-                parameter.grad = gradient * (self.args.max_grad_norm / norm.clamp(min=self.args.max_grad_norm))
-            dense = [p for p in parameters if not p.grad.is_sparse]
-            norms.append(self.accelerator.clip_grad_norm_(dense, self.args.max_grad_norm))
-        return norms[0]
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        return 0.0 if grad_norm is None else super()._get_grad_norm(model, grad_norm)
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        run = self._run
-        assert run is not None
-        if self.state.global_step in run.schedule.ends and self.args.save_strategy != "no":
-            # What comes next takes long and starts from here.
-            self.control.should_save = True
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        if self.control.should_training_stop and self.state.global_step < run.schedule.total:
-            self._end_level_early()
-
-    def _end_level_early(self) -> None:
-        """Early stopping ends a level; training goes on with the next one."""
-        assert self._run is not None
-        schedule = self._run.schedule
-        schedule.end_level(self.state.global_step)
-        self.state.max_steps = self.args.max_steps = schedule.total
-        self.control.should_training_stop = self.state.global_step >= schedule.total
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                callback.early_stopping_patience_counter = 0
-
-    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> TrainOutput:
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
-            self._load_best_model()
-        self._finish_run()
-        return super()._finalize_training(trial, num_train_samples, start_time)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """
-        Logs, and while an encoder is fine-tuned adds the level, the heads' learning rate and the speed.
-
-        Args:
-            logs (`dict[str, float]`):
-                What to log.
-            start_time (`float`, *optional*):
-                Start of the training.
-        """
-        if self._run is not None and "loss" in logs and self._run.active >= 0:
-            step, now = self.state.global_step, time.perf_counter()
-            batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
-            logs["head_learning_rate"] = self._run.schedule.head_learning_rate(step - 1)
-            logs["level"] = self._run.levels[self._run.active]
-            logs["documents_per_second"] = round((step - self._last_log[0]) * batch / (now - self._last_log[1]), 2)
-            self._last_log = (step, now)
-        super().log(logs, start_time)
-
-    # ---- Checkpoints ----
-
     def _find_checkpoint(self, wanted: str | bool | None) -> str | None:
         if not wanted:
             return None
@@ -414,32 +232,11 @@ class XMCTrainer(Trainer):
             logger.warning("There is no checkpoint in `%s` yet: training starts anew.", self.args.output_dir)
         return found
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Nothing is left to do: the whole model was loaded before."""
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            assert self.optimizer is not None and self.lr_scheduler is not None
-            save_optimizer(output_dir, self.optimizer.state_dict(), self.lr_scheduler.state_dict())
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        assert self.optimizer is not None and self.lr_scheduler is not None
-        optimizer, scheduler = load_optimizer(checkpoint)
-        self.optimizer.load_state_dict(optimizer)
-        self.lr_scheduler.load_state_dict(scheduler)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        os.makedirs(output_dir, exist_ok=True)
-        save_random_state(output_dir, self.args.process_index)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            load_random_state(checkpoint, self.args.process_index)
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> TrainOutput:
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        self._finish_run()
+        return super()._finalize_training(trial, num_train_samples, start_time)
 
     def evaluate(
         self,
@@ -530,13 +327,14 @@ class XMCTrainer(Trainer):
             mapping = {source: target for source, target in mapping.items() if source in columns or target != "labels"}
         return prepare_dataset(dataset, mapping, self.label_delimiter, require_labels)
 
-    def _check_can_train(self) -> Dataset:
+    def _check_can_train(self, resumes: bool) -> Dataset:
         if self.train_dataset is None:
             raise ValueError("There is no `train_dataset`: pass one to the trainer.")
         if self.model.ranker is not None or self.model.config.trained_levels:
             raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
         config_file = os.path.join(str(self.args.output_dir), "config.json")
-        if os.path.exists(config_file) and not self.args.overwrite:
+        # A run that is resumed may have been cut off while it saved its model.
+        if os.path.exists(config_file) and not self.args.overwrite and not resumes:
             raise FileExistsError(
                 f"`{self.args.output_dir}` holds a finished model already. Choose another `output_dir`, or set "
                 "`overwrite=True` to replace it."

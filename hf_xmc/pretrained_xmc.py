@@ -1,0 +1,197 @@
+"""A model's parts and files: saving and loading all of them together."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import CONFIG_NAME
+
+from .configuration_xmc import XMCConfig
+from .files import resolve_file
+from .heads import LevelHead
+from .label_tree import LabelTree
+from .labels import Labels
+from .linear_ranker import RANKER_FILE, LinearRanker
+from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
+
+RANKER_TREE_FILE = "ranker_tree.safetensors"
+
+_HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+
+
+class XMCPreTrainedModel(PreTrainedModel):
+    """
+    Base class: the parts of a model beside its weights, and the files of all of them.
+
+    Each part (labels, label tree, TF-IDF, ranker, tokenizer) has its own file and can be read without the model.
+    """
+
+    config: XMCConfig
+    config_class = XMCConfig  # named, as transformers would take the annotation for it, which is a mere string here
+    base_model_prefix = "encoder"
+    accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+
+    anchor: nn.Parameter
+    encoder: nn.Module | None
+    labels: Labels | None
+    label_tree: LabelTree | None
+    tfidf: TfidfFeaturizer | None
+    ranker: LinearRanker | None
+    tokenizer: Any
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, LevelHead):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, XMCPreTrainedModel):
+            init.ones_(module.anchor)
+
+    @property
+    def vector_size(self) -> int:
+        """Length of the encoder's document vector; 0 without an encoder."""
+        if self.encoder is None:
+            return 0
+        config: Any = self.config.encoder_config
+        return self.config.pooling_layers * config.get_text_config().hidden_size
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Writes all files of the model. The folder it was loaded from is a good place, too.
+
+        Args:
+            save_directory (`str` or `os.PathLike`):
+                Folder, made where it is missing.
+            is_main_process (`bool`, *optional*, defaults to `True`):
+                Only the main process writes.
+            push_to_hub (`bool`, *optional*, defaults to `False`):
+                Whether to upload the model afterwards, to `repo_id` or a repository named like the folder.
+            kwargs:
+                Passed to [`~transformers.PreTrainedModel.save_pretrained`] or, with `push_to_hub`, to
+                [`~transformers.PreTrainedModel.push_to_hub`].
+        """
+        hub_names = ("repo_id", "commit_message", "private", "create_pr", "commit_description", "tags")
+        hub_kwargs = {name: kwargs.pop(name) for name in hub_names if name in kwargs}
+        if is_main_process:
+            self._save_parts(save_directory)
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        if push_to_hub and is_main_process:
+            repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
+            # The base class would upload only what itself has written.
+            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_kwargs)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
+    ) -> Any:
+        """
+        Loads a model from a folder or the Hub. The ranker is opened by memory map: it takes no time and no copy.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`):
+                A folder that [`~XMCForTextClassification.save_pretrained`] wrote, or a model id on the Hub.
+            args:
+                See [`~transformers.PreTrainedModel.from_pretrained`].
+            kwargs:
+                `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` and the rest of
+                [`~transformers.PreTrainedModel.from_pretrained`].
+        """
+        hub_kwargs = {name: kwargs[name] for name in _HUB_KWARGS if kwargs.get(name) is not None}
+        if kwargs.get("config") is None:
+            # A folder without one would load with the default configuration.
+            resolve_file(pretrained_model_name_or_path, CONFIG_NAME, **hub_kwargs)
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.anchor.requires_grad_(False)  # loading makes a new parameter of it
+        model._load_parts(pretrained_model_name_or_path, hub_kwargs)
+        return loaded
+
+    def _save_parts(self, folder: str | os.PathLike) -> None:
+        """Writes everything but the configuration and the weights, which come last and make the model complete."""
+        required = ("labels", "label_tree") if self.encoder is not None else ("labels", "label_tree", "ranker")
+        missing = [name for name in required if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"The model cannot be saved: it has no {', '.join(missing)}. Train it with `XMCTrainer`.")
+        assert self.label_tree is not None
+        own_tree = self.ranker is not None and self.ranker.tree != self.label_tree
+        self.config.level_sizes = self.label_tree.level_sizes
+        self.config.has_tfidf, self.config.has_ranker = self.tfidf is not None, self.ranker is not None
+        self.config.ranker_has_own_tree = own_tree
+        self._check_parts("The model")
+        for part in (self.labels, self.label_tree, self.ranker, self.tfidf, self.tokenizer):
+            if part is not None:
+                part.save_pretrained(folder)
+        if own_tree:
+            self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
+        # What another model has left in this folder would be published along.
+        unused = {TFIDF_FILE: self.tfidf, VOCABULARY_FILE: self.tfidf, RANKER_FILE: self.ranker}
+        stale = [name for name, part in unused.items() if part is None]
+        for name in stale if own_tree else [*stale, RANKER_TREE_FILE]:
+            if os.path.isfile(path := os.path.join(folder, name)):
+                os.unlink(path)
+
+    def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
+        self.labels = _load_part(Labels, name_or_path, hub_kwargs)
+        self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
+        if self.encoder is not None:
+            self.tokenizer = _load_part(AutoTokenizer, name_or_path, hub_kwargs)
+        if self.config.has_tfidf:
+            self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
+        if self.config.has_ranker:
+            tree = self.label_tree
+            if self.config.ranker_has_own_tree:
+                tree = _load_part(LabelTree, name_or_path, {"filename": RANKER_TREE_FILE, **hub_kwargs})
+            self.ranker = _load_part(LinearRanker, name_or_path, {"tree": tree, **hub_kwargs})
+        self._check_parts(f"`{name_or_path}`")
+
+    def _check_parts(self, source: str) -> None:
+        """Raises where labels, tree, features and ranker are not of one model."""
+        labels, tree, ranker = self.labels, self.label_tree, self.ranker
+        way_out = "The parts are of different models: save or download all of them again."
+        if labels is not None and tree is not None and len(labels) != tree.num_labels:
+            raise ValueError(
+                f"{source} has {len(labels)} label names but a tree of {tree.num_labels} labels. {way_out}"
+            )
+        if tree is not None and self.config.level_sizes != tree.level_sizes:
+            raise ValueError(
+                f"{source} has a tree with the level sizes {tree.level_sizes}, but its configuration says "
+                f"{self.config.level_sizes}. {way_out}"
+            )
+        if self.tfidf is not None and ranker is not None and self.tfidf.num_features != ranker.num_sparse:
+            raise ValueError(
+                f"{source} has TF-IDF of {self.tfidf.num_features} terms but `{RANKER_FILE}` for {ranker.num_sparse}. "
+                f"{way_out}"
+            )
+        if ranker is not None and tree is not None and ranker.tree.num_labels != tree.num_labels:
+            raise ValueError(f"{source} has a ranker for another label tree than its own. {way_out}")
+        if ranker is not None and self.encoder is not None and ranker.num_dense != self.vector_size:
+            raise ValueError(
+                f"{source} has an encoder with vectors of {self.vector_size} numbers but a ranker for "
+                f"{ranker.num_dense}. {way_out}"
+            )
+
+
+def _load_part(kind: Any, name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> Any:
+    try:
+        return kind.from_pretrained(name_or_path, **kwargs)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        # The message of the Hub may name neither the model nor the file.
+        raise OSError(f"The {kind.__name__} of the model `{name_or_path}` cannot be loaded: {error}") from error

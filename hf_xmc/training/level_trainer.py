@@ -1,0 +1,224 @@
+"""The trainer's loop over the levels of the tree: batches, loss, learning rates, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import EarlyStoppingCallback, Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from .checkpoints import load_optimizer, load_random_state, save_optimizer, save_random_state
+from .encoder_training import EncoderRun
+from .optimizer import RowAdamW
+from .progress import StageProgressCallback
+from .training_args import XMCTrainingArguments
+
+
+class LevelTrainer(Trainer):
+    """
+    Fine-tunes the levels of an [`EncoderRun`], `self._run`, one after the other in one training loop.
+
+    A level begins when the first of its steps does; its shortlist and bootstrap are made there and then. Checkpoints
+    hold no pickle.
+    """
+
+    args: XMCTrainingArguments
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    _run: EncoderRun | None = None
+    _progress: StageProgressCallback | None = None
+    # Step and time of the last line in the log.
+    _last_log: tuple[int, float] = (0, 0.0)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of tokenised documents."""
+        assert self._run is not None
+        return self._get_dataloader(
+            dataset=self._run.tokens,
+            description="Training",
+            batch_size=self._train_batch_size,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        # The base class hands over a column that is read from disk for every comparison.
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGroupedSampler(batch_size, lengths=list(train_dataset["length"]))
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW with one group for the encoder, one for its parameters without weight decay, one for the heads."""
+        if self.optimizer is None:
+            if self.args.optim not in ("adamw_torch", "adamw_torch_fused"):
+                raise ValueError(f"`optim={self.args.optim}` is not supported: heads of large levels need AdamW.")
+            model = self.model if model is None else model
+            decaying = set(self.get_decay_parameter_names(model))
+            encoder: list[nn.Parameter] = []
+            plain: list[nn.Parameter] = []
+            heads: list[nn.Parameter] = []
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    group = heads if name.startswith("heads.") else encoder if name in decaying else plain
+                    group.append(parameter)
+            # The scheduler sets the learning rates: encoder first, heads last.
+            self.optimizer = RowAdamW(
+                [
+                    {"params": encoder, "weight_decay": self.args.weight_decay},
+                    {"params": plain, "weight_decay": 0.0},
+                    {"params": heads, "weight_decay": self.args.weight_decay},
+                ],
+                lr=1.0,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+                fused=True,
+            )
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """Learning rates that rise and fall in every level."""
+        if self.lr_scheduler is None:
+            assert self._run is not None
+            schedule = self._run.schedule
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                self.optimizer if optimizer is None else optimizer,
+                [schedule.learning_rate, schedule.learning_rate, schedule.head_learning_rate],
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """One batch; a new level begins before its first."""
+        assert self._run is not None
+        if self._run.enter_level(self.state.global_step):
+            # Metrics of different levels do not compare.
+            self.state.best_metric = self.state.best_model_checkpoint = self.state.best_global_step = None
+            self._last_log = (self.state.global_step, time.perf_counter())
+            if self._progress is not None:
+                self._progress.show_level(self._level_name(), self.state)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _level_name(self) -> str:
+        assert self._run is not None
+        return f"level {self._run.levels[self._run.active]}/{self._run.levels[-1]}"
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The loss of the level at work."""
+        assert self._run is not None
+        documents = inputs.pop("documents")
+        output = model(**inputs, **self._run.level_inputs(documents))
+        if not torch.isfinite(output.loss):
+            raise FloatingPointError(
+                f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._level_name()}). Lower "
+                "`level_learning_rate` or `level_head_learning_rate`, or train in float32; then resume from the last "
+                "checkpoint, which is from before, or train anew."
+            )
+        self._run.encoder_changed()
+        return (output.loss, output) if return_outputs else output.loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """
+        Clips the gradients of encoder and heads, each by its own norm: a head's would drown the encoder's.
+
+        Returns:
+            The norm of the encoder's gradient before.
+        """
+        norms = []
+        for group in ("encoder", "heads"):
+            parameters = [p for name, p in model.named_parameters() if f"{group}." in name and p.grad is not None]
+            sparse = [p for p in parameters if p.grad.is_sparse]
+            for parameter in sparse:
+                gradient = parameter.grad.coalesce()
+                norm = gradient.values().norm()
+                parameter.grad = gradient * (self.args.max_grad_norm / norm.clamp(min=self.args.max_grad_norm))
+            dense = [p for p in parameters if not p.grad.is_sparse]
+            norms.append(self.accelerator.clip_grad_norm_(dense, self.args.max_grad_norm))
+        return norms[0]
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return 0.0 if grad_norm is None else super()._get_grad_norm(model, grad_norm)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        run = self._run
+        assert run is not None
+        if self.state.global_step in run.schedule.ends and self.args.save_strategy != "no":
+            # What comes next takes long and starts from here.
+            self.control.should_save = True
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.control.should_training_stop and self.state.global_step < run.schedule.total:
+            self._end_level_early()
+
+    def _end_level_early(self) -> None:
+        """Early stopping ends a level; training goes on with the next one."""
+        assert self._run is not None
+        schedule = self._run.schedule
+        schedule.end_level(self.state.global_step)
+        self.state.max_steps = self.args.max_steps = schedule.total
+        self.control.should_training_stop = self.state.global_step >= schedule.total
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                callback.early_stopping_patience_counter = 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """
+        Logs, and while an encoder is fine-tuned adds the level, the heads' learning rate and the speed.
+
+        Args:
+            logs (`dict[str, float]`):
+                What to log.
+            start_time (`float`, *optional*):
+                Start of the training.
+        """
+        if self._run is not None and "loss" in logs and self._run.active >= 0:
+            step, now = self.state.global_step, time.perf_counter()
+            batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+            logs["head_learning_rate"] = self._run.schedule.head_learning_rate(step - 1)
+            logs["level"] = self._run.levels[self._run.active]
+            logs["documents_per_second"] = round((step - self._last_log[0]) * batch / (now - self._last_log[1]), 2)
+            self._last_log = (step, now)
+        super().log(logs, start_time)
+
+    # ---- Checkpoints ----
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Nothing is left to do: the whole model was loaded before."""
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            assert self.optimizer is not None and self.lr_scheduler is not None
+            save_optimizer(output_dir, self.optimizer.state_dict(), self.lr_scheduler.state_dict())
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        assert self.optimizer is not None and self.lr_scheduler is not None
+        optimizer, scheduler = load_optimizer(checkpoint)
+        self.optimizer.load_state_dict(optimizer)
+        self.lr_scheduler.load_state_dict(scheduler)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        os.makedirs(output_dir, exist_ok=True)
+        save_random_state(output_dir, self.args.process_index)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_random_state(checkpoint, self.args.process_index)
