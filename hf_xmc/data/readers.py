@@ -58,7 +58,8 @@ def load_xmc_dataset(
         path (`str` or `Path`):
             A folder, a file or the id of a dataset on the Hub.
         split (`str`, *optional*):
-            Only this split (`train`, `validation` or `dev`, `test`).
+            Only this split (`train`, `validation` or `dev`, `test`), or the name of a file of the folder without its
+            ending (`train-5k`).
         column_mapping (`Mapping[str, str]`, *optional*):
             The data's column → `text`, `labels`, `feature_ids` or `feature_values`, see [`prepare_dataset`].
         label_delimiter (`str`, *optional*):
@@ -89,6 +90,10 @@ def load_xmc_dataset(
         return _load_split("files", name, [location], prepare, cache_dir, load_options)
     splits = _folder_readers(location)
     if split is not None and split not in splits:
+        # A part of a split, say: `train-5k.parquet`.
+        own = [path for path in location.iterdir() if path.is_file() and _stem(path) == split.lower()]
+        if len(own) == 1:
+            return _load_split("files", split.split("-")[0], own, prepare, cache_dir, load_options)
         raise ValueError(f"`{path}` has no split `{split}`; it has {', '.join(splits)}.")
     wanted = splits if split is None else [split]
     loaded = {name: _load_split(*splits[name], prepare, cache_dir, load_options) for name in wanted}

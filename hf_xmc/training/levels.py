@@ -45,7 +45,7 @@ class LevelArguments:
             Weight α of the other nodes; by default 1, or with `cost_sensitive` the mean weight of a true node.
         bootstrap (`bool`, *optional*, defaults to `True`):
             Whether a head starts from the linear model of the level on the encoder as it is, equation (11).
-        bootstrap_cost (`float`, *optional*, defaults to 1.0): Weight C of the loss of that linear model.
+        bootstrap_cost (`float`, *optional*, defaults to 4.0): Weight C of the loss of that linear model.
         dropout (`float`, *optional*, defaults to 0.1): Part of the document vector that is hidden from the heads.
     """
 
@@ -70,7 +70,7 @@ class LevelArguments:
     cost_sensitive: bool = field(default=False, metadata={"help": "Weigh true nodes by their share of the labels."})
     negative_weight: float | None = field(default=None, metadata={"help": "Weight of nodes that are not true."})
     bootstrap: bool = field(default=True, metadata={"help": "Start heads from a linear model."})
-    bootstrap_cost: float = field(default=1.0, metadata={"help": "Weight of the loss of that linear model."})
+    bootstrap_cost: float = field(default=4.0, metadata={"help": "Weight of the loss of that linear model."})
     dropout: float = field(default=0.1, metadata={"help": "Part of the document vector hidden from the heads."})
 
     def __post_init__(self) -> None:
