@@ -8,8 +8,8 @@ import torch
 
 from .heads import LevelHead, node_probabilities
 
-# Bounds the rows of a head that are gathered together: documents × candidates × dimensions.
-_MAX_GATHERED = 1 << 25
+# Bounds what is held for documents that are searched together: numbers of gathered rows, or of margins.
+_MAX_NUMBERS = 1 << 25
 
 
 def search_heads(
@@ -45,8 +45,8 @@ def search_heads(
         `tuple[torch.Tensor, torch.Tensor]`: probabilities and nodes of shape `(batch, top_k)`, best first; 0 and -1
         where the beam reached fewer.
     """
-    widest = max((_widest(below, beam_size) for below in offsets), default=1)
-    together = max(1, _MAX_GATHERED // (widest * vectors.shape[1]))
+    widest = max((_widest(below, beam_size) * vectors.shape[1] for below in offsets), default=0)
+    together = max(1, _MAX_NUMBERS // max(widest, len(heads[0].bias)))
     parts = [
         _search(part, heads, offsets, top_k, beam_size, loss, by_path) for part in vectors.split(together) if len(part)
     ]

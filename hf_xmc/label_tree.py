@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,13 @@ class LabelTree:
     def num_labels(self) -> int:
         """Number of labels."""
         return len(self.leaf_labels)
+
+    @cached_property
+    def leaf_positions(self) -> np.ndarray:
+        """Position in the last level of every label: the inverse of `leaf_labels`."""
+        positions = np.empty(self.num_labels, dtype=np.int64)
+        positions[self.leaf_labels] = np.arange(self.num_labels)
+        return positions
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -99,10 +107,9 @@ class LabelTree:
         if labels.shape[1] != self.num_labels:
             raise ValueError(f"The targets have {labels.shape[1]} labels and the tree has {self.num_labels}.")
         labels = binarized(labels)
-        position = np.empty(self.num_labels, dtype=np.int64)
-        position[self.leaf_labels] = np.arange(self.num_labels)
         counts = csr_matrix(
-            (np.ones(labels.nnz, dtype=np.float32), position[labels.indices], labels.indptr), shape=labels.shape
+            (np.ones(labels.nnz, dtype=np.float32), self.leaf_positions[labels.indices], labels.indptr),
+            shape=labels.shape,
         )
         counts.sort_indices()
         levels = [counts]

@@ -37,8 +37,8 @@ from .tfidf import TfidfFeaturizer
 
 PREDICT_WITH = ("ranker", "heads", "both")
 
-# Labels of the ranker that the heads give a score, too.
-_SHARED_CANDIDATES = 100
+# Least number of labels that ranker and heads put forward where both predict.
+_CANDIDATES = (100, 20)
 # Documents that are sorted by length together before they are put into batches.
 _SORTED_TOGETHER = 4096
 
@@ -373,31 +373,39 @@ class XMCForTextClassification(XMCPreTrainedModel):
         self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
-        The best labels of the ranker, with what it and what the heads say of each.
+        The best labels of the ranker and those of the heads, with what both say of each.
 
         Args:
             features ([`Features`]):
                 Documents as [`~XMCForTextClassification.featurize`] makes them.
             top_k (`int`):
-                Least number of labels per document; more are looked at, so that the heads can lift some.
+                Labels wanted per document; more are looked at, so that one side can lift labels of the other.
             beam_size (`int`, *optional*):
-                Nodes kept per level by the ranker; its own by default.
+                Nodes kept per level; by default as many as ranker and heads keep by themselves.
             num_threads (`int`, *optional*):
                 Threads to use; all cores by default.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker, scores of the heads and label ids
-            (-1 for none), of one shape.
+            `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker (0 for a label that it did not
+            find), scores of the heads and label ids (-1 for none), of one shape.
         """
         self._check_label_head()
         assert self.label_tree is not None
-        count = min(self.label_tree.num_labels, max(top_k, _SHARED_CANDIDATES))
-        scores, indices = self._predict_with_ranker(features, count, beam_size, num_threads)
-        position = torch.from_numpy(np.argsort(self.label_tree.leaf_labels)).to(indices.device)
-        nodes, vectors = position[indices.clamp(min=0)], self._dense_part(features)
+        ranked_count, own_count = (min(max(top_k, count), self.label_tree.num_labels) for count in _CANDIDATES)
+        ranked, indices = self._predict_with_ranker(features, ranked_count, beam_size, num_threads)
+        positions = torch.from_numpy(self.label_tree.leaf_positions).to(indices.device)
+        nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
         head = self.head(self.label_tree.depth)
         margins = [head(part, own) for part, own in zip(vectors.split(256), nodes.split(256), strict=True)]
-        return scores, node_probabilities(torch.cat(margins), self.config.head_loss), indices
+        own = node_probabilities(torch.cat(margins), self.config.head_loss)
+        found = self._predict_with_heads(features, own_count, beam_size)
+        assert found.scores is not None and found.indices is not None
+        known = (found.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
+        return (
+            torch.cat([ranked, torch.zeros_like(found.scores)], dim=1),
+            torch.cat([own, found.scores], dim=1),
+            torch.cat([indices, found.indices.masked_fill(known, -1)], dim=1),
+        )
 
     def ranker_features(self, features: Features) -> Features:
         """Features as the ranker takes them: the encoder's vector in the length it has beside TF-IDF."""

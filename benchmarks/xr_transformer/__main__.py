@@ -1,4 +1,4 @@
-"""Command line of the benchmark: ``python -m benchmarks.xr_transformer compare | speed``."""
+"""Command line of the benchmark: ``python -m benchmarks.xr_transformer compare | speed | ablation``."""
 
 from __future__ import annotations
 
@@ -39,15 +39,24 @@ def main() -> None:
     command.add_argument("--documents", type=int, default=960, help="of them to predict (default: %(default)s)")
     command.add_argument("--output", type=Path, help="file for everything measured, as JSON")
     _add_common(command)
+
+    command = commands.add_parser("ablation", help="what each part of the method is worth, on validation documents")
+    command.add_argument("output", type=Path, help="file of the results (JSON); variants that are in it are not run")
+    command.add_argument("--data", default="sample", help="folder, or the bundled sample (default: %(default)s)")
+    command.add_argument("--train", default="train", help="split to train on (default: %(default)s)")
+    command.add_argument("--validation", default="validation", help="split to measure on (default: %(default)s)")
+    command.add_argument("--steps", type=int, default=300, help="of all levels together (default: %(default)s)")
+    command.add_argument("--max-length", type=int, default=48, help="tokens of a document (default: %(default)s)")
+    command.add_argument("--limit", type=int, help="training documents to use")
+    command.add_argument("--variants", nargs="+", help="only these (default: all)")
+    command.add_argument("--seed", type=int, default=0)
+    _add_common(command)
     args = parser.parse_args()
     if args.command == "speed" and (args.model is None) != (args.data is None):
         parser.error("--model and --data belong together: a model and the documents which it predicts.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # Each command imports what it needs only: threads are set before torch is imported.
-    if args.command == "compare":
-        _compare(args)
-    else:
-        _speed(args)
+    {"compare": _compare, "speed": _speed, "ablation": _ablation}[args.command](args)
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
@@ -99,6 +108,27 @@ def _speed(args: argparse.Namespace) -> None:
     if args.output:
         write_json(args.output, record)
     print(format_speed(measured))
+
+
+def _ablation(args: argparse.Namespace) -> None:
+    from .ablation import ablation, format_table
+
+    results = ablation(
+        args.data,
+        args.train,
+        args.validation,
+        _encoder(args),
+        args.steps,
+        args.output,
+        args.variants,
+        args.limit,
+        per_device_train_batch_size=args.batch_size,
+        per_device_eval_batch_size=2 * args.batch_size,
+        encoder_max_length=args.max_length,
+        num_threads=args.threads,
+        seed=args.seed,
+    )
+    print(format_table(results))
 
 
 if __name__ == "__main__":

@@ -132,27 +132,28 @@ class LevelTrainer(Trainer):
         self._run.encoder_changed()
         return (output.loss, output) if return_outputs else output.loss
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
+    def _clip_grad_norm(self, model: nn.Module, largest: float | None = None) -> Any:
         """
         Clips the gradients of encoder and heads, each by its own norm: a head's would drown the encoder's.
 
         Returns:
             The norm of the encoder's gradient before.
         """
-        norms = []
-        for group in ("encoder", "heads"):
-            parameters = [p for name, p in model.named_parameters() if f"{group}." in name and p.grad is not None]
-            sparse = [p for p in parameters if p.grad.is_sparse]
-            for parameter in sparse:
+        largest = self.args.max_grad_norm if largest is None else largest
+        groups: dict[str, list[nn.Parameter]] = {"encoder": [], "heads": []}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                groups["heads" if "heads." in name else "encoder"].append(parameter)
+            elif parameter.grad is not None:
                 gradient = parameter.grad.coalesce()
-                norm = gradient.values().norm()
-                parameter.grad = gradient * (self.args.max_grad_norm / norm.clamp(min=self.args.max_grad_norm))
-            dense = [p for p in parameters if not p.grad.is_sparse]
-            norms.append(self.accelerator.clip_grad_norm_(dense, self.args.max_grad_norm))
-        return norms[0]
+                excess = gradient.values().norm() / largest
+                parameter.grad = gradient / excess if excess > 1 else gradient
+        norms = {name: self.accelerator.clip_grad_norm_(own, largest) for name, own in groups.items()}
+        return norms["encoder"]
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        return 0.0 if grad_norm is None else super()._get_grad_norm(model, grad_norm)
+        # The base class cannot measure sparse gradients.
+        return self._clip_grad_norm(model, float("inf")) if grad_norm is None else grad_norm
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         run = self._run

@@ -12,7 +12,8 @@ _PRODUCT_ALONG_THE_PATH: dict[str, Any] = {
     "ranker_beam_size": 10,
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "xr-transformer": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
+    # Beside the encoder a wide beam costs nothing.
+    "xr-transformer": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True, "ranker_beam_size": 60},
     "xr-linear": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
     "parabel": {"tree_branching": 2, "tree_max_leaf_size": 96, **_PRODUCT_ALONG_THE_PATH},
     "bonsai": {

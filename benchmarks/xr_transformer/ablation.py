@@ -1,0 +1,129 @@
+"""What each part of XR-Transformer is worth: one change at a time, at the same number of steps."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@10")
+PREDICTORS = ("ranker", "heads", "both")
+
+
+def variants(steps: int) -> dict[str, dict[str, Any]]:
+    """Options by name; the first four compare schedules, the others change one thing of `labels only`."""
+    flat: dict[str, Any] = {"level_indices": [-1], "level_steps": [steps], "level_negatives": ["all"]}
+    two = {"level_indices": [-2, -1], "level_steps": [steps // 3, steps - steps // 3]}
+    third = steps // 3
+    return {
+        "frozen encoder": {"level_epochs": [0]},
+        "labels only": flat,
+        "two levels": two,
+        "three levels": {"level_indices": [-3, -2, -1], "level_steps": [third, third, steps - 2 * third]},
+        "two levels, without MAN": {**two, "level_negatives": ["tfn"]},
+        "two levels, without bootstrap": {**two, "level_bootstrap": False},
+        "without bootstrap": {**flat, "level_bootstrap": False},
+        "with cost weights": {**flat, "level_cost_sensitive": True},
+        "squared hinge": {**flat, "level_loss": "squared_hinge"},
+        "cls pooling": {**flat, "encoder_pooling": "cls"},
+        "refined tree": {**flat, "refine_tree": True},
+    }
+
+
+def ablation(
+    dataset: str,
+    train_split: str,
+    validation_split: str,
+    encoder: str,
+    steps: int,
+    path: Path,
+    names: Iterable[str] | None = None,
+    limit: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """
+    Trains every variant that is not yet in the file of results and adds it there.
+
+    Args:
+        dataset: Folder of the data, or `sample`.
+        train_split: Split to train on.
+        validation_split: Split to measure on; half of it chooses the share of the heads, the other half measures.
+        encoder: Folder or Hub id of the encoder.
+        steps: Optimiser steps of all levels together.
+        path: File of the results.
+        names: Variants to run; all by default.
+        limit: Training documents to use; all by default.
+        options: Further options of all variants.
+    """
+    from hf_xmc.cli.arguments import load_split
+
+    train, held_out = load_split(dataset, train_split), load_split(dataset, validation_split)
+    if limit is not None:
+        train = train.select(range(min(limit, len(train))))
+    choose, measure = held_out.select(range(0, len(held_out), 2)), held_out.select(range(1, len(held_out), 2))
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = {"xr-linear": {}, **variants(steps)}
+    for name in known if names is None else names:
+        if name not in results:
+            results[name] = _run(train, choose, measure, encoder, known[name], name == "xr-linear", options)
+            path.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            print(format_table({name: results[name]}), flush=True)
+    return results
+
+
+def _run(
+    train: Any, choose: Any, measure: Any, encoder: str, changes: dict[str, Any], linear: bool, options: dict[str, Any]
+) -> dict[str, Any]:
+    from hf_xmc import XMCTrainer, XMCTrainingArguments
+
+    common: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
+    if not linear:
+        common |= {"method": "xr-transformer", **options, **changes}
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = XMCTrainer(
+            model=None if linear else encoder,
+            args=XMCTrainingArguments(folder, **common),
+            train_dataset=train,
+            eval_dataset=choose,
+        )
+        output = trainer.train()
+    seconds = time.perf_counter() - start
+    measured = {}
+    for predictor in PREDICTORS[:1] if linear else PREDICTORS:
+        trainer.model.config.predict_with = predictor
+        values = trainer.evaluate(measure)
+        measured[predictor] = {name: values[f"eval_{name}"] for name in METRICS}
+    return {
+        "options": changes,
+        "seconds": seconds,
+        "stages": {name: value for name, value in output.metrics.items() if name.endswith("_seconds")},
+        "heads_share": trainer.model.config.heads_share,
+        "tree": trainer.model.config.level_sizes,
+        "metrics": measured,
+    }
+
+
+def format_table(results: dict[str, Any]) -> str:
+    """The results in percent as a Markdown table."""
+    lines = [
+        "| variant | seconds | nDCG@5 heads | nDCG@5 ranker | "
+        + " | ".join(f"{name} both" for name in METRICS)
+        + " |",
+        "|---|---|---|---|" + "---|" * len(METRICS),
+    ]
+    for name, result in results.items():
+        metrics = result["metrics"]
+        best = metrics.get("both", metrics["ranker"])
+        cells = [
+            name,
+            f"{result['seconds']:.0f}",
+            f"{100 * metrics['heads']['nDCG@5']:.2f}" if "heads" in metrics else "-",
+            f"{100 * metrics['ranker']['nDCG@5']:.2f}",
+            *(f"{100 * best[metric]:.2f}" for metric in METRICS),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
