@@ -31,6 +31,7 @@ from .text_encoder import (
     padding_id,
     pool,
     position_limit,
+    set_dropout,
     tokenize,
 )
 from .tfidf import TfidfFeaturizer
@@ -126,6 +127,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         name_or_path: str | os.PathLike,
         *,
         pooling: str | None = None,
+        dropout: float | None = None,
         labels: Labels | None = None,
         label_tree: LabelTree | None = None,
         tfidf: TfidfFeaturizer | None = None,
@@ -140,6 +142,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 Folder or Hub id of any encoder that `AutoModel` loads, with its tokenizer.
             pooling (`str`, *optional*):
                 `"mean"`, `"cls"` or `"last"`; by default what suits the encoder.
+            dropout (`float`, *optional*):
+                Dropout inside the encoder in training; its own by default.
             labels ([`Labels`], *optional*): Names of the labels.
             label_tree ([`LabelTree`], *optional*): The label hierarchy.
             tfidf ([`TfidfFeaturizer`], *optional*): Fitted sparse features.
@@ -151,6 +155,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
         hub_kwargs = dict(hub_kwargs or {})
         try:
             encoder_config = AutoConfig.from_pretrained(name_or_path, **hub_kwargs)
+            if dropout is not None:
+                set_dropout(encoder_config, dropout)
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub_kwargs)
             encoder = load_encoder(name_or_path, config=encoder_config, **hub_kwargs)
         except (OSError, ValueError) as error:

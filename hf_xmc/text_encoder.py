@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from .files import read_json, resolve_file
 POOLINGS = ("mean", "cls", "last")
 LONG_TEXTS = ("truncate", "head_tail", "windows")
 
+# `hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, `dropout_rate`; that of a classifier is not the encoder's.
+_DROPOUT = re.compile(r"^(?!classifier|summary|seq_classif|qa_).*(dropout|pdrop)")
 # Name of the file in which sentence-transformers models keep their pooling.
 _POOLING_FILE = "1_Pooling/config.json"
 
@@ -45,6 +48,13 @@ def without_pooler(encoder: nn.Module) -> nn.Module:
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None  # type: ignore[assignment]
     return encoder
+
+
+def set_dropout(config: PreTrainedConfig, dropout: float) -> None:
+    """Sets every probability of dropout in an encoder's configuration, whatever the encoder calls it."""
+    for name in config.to_dict():
+        if _DROPOUT.search(name) and isinstance(getattr(config, name), (int, float)):
+            setattr(config, name, dropout)
 
 
 def default_pooling(name_or_path: str | os.PathLike, config: PreTrainedConfig, **hub_kwargs: Any) -> str:

@@ -62,7 +62,9 @@ class EncoderRun:
         if model.config.head_levels != self.levels:
             model.add_heads(self.levels)
         model.config.head_loss, model.config.head_dropout = self.arguments.loss, self.arguments.dropout
-        model.config.head_ranking = "path" if "tfn" in self.arguments.negatives else "leaf"
+        # A label that was told from its siblings only says nothing without the levels above.
+        told_from_siblings = "tfn" in self.arguments.choose_negatives(model.label_tree, self.levels)
+        model.config.head_ranking = "path" if told_from_siblings else "leaf"
         with stages.stage("tokens"):
             self.tokens = tokenize_dataset(model, dataset)
         per_step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
@@ -95,7 +97,9 @@ class EncoderRun:
     def _begin_level(self, index: int) -> None:
         level, arguments = self.levels[index], self.arguments
         head = self.model.head(level)
-        vectors = self.vectors() if needs_vectors(arguments, index, len(self.levels)) else None
+        assert self.model.label_tree is not None
+        needed = needs_vectors(arguments, self.model.label_tree, self.levels, index)
+        vectors = self.vectors() if needed else None
         with self.stages.stage(f"level {level} shortlist") as facts:
             data = make_level_data(self.model, self.counts, index, arguments, vectors, self.stages.report)
             if data.shortlist is not None:

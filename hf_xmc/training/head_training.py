@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
@@ -23,9 +25,9 @@ _SOLVER_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 _DOCUMENTS_PER_SEARCH = 4096
 
 
-def needs_vectors(arguments: LevelArguments, index: int, num_levels: int) -> bool:
-    """Whether a level, the `index`-th trained, can only start with the encoder's vectors of all documents."""
-    negatives = per_level(arguments.negatives, num_levels, "negatives")[index]
+def needs_vectors(arguments: LevelArguments, tree: LabelTree, levels: Sequence[int], index: int) -> bool:
+    """Whether the `index`-th of the trained levels can only start with the encoder's vectors of all documents."""
+    negatives = arguments.choose_negatives(tree, levels)[index]
     return arguments.bootstrap or (index > 0 and negatives in ("man", "both"))
 
 
@@ -57,7 +59,7 @@ def make_level_data(
     tree, levels = model.label_tree, model.config.head_levels
     assert tree is not None and levels is not None
     level, above = levels[index], levels[index - 1] if index else 0
-    negatives = per_level(arguments.negatives, len(levels), "negatives")[index]
+    negatives = arguments.choose_negatives(tree, levels)[index]
     shortlist = None
     if index > 0 and negatives != "all":
         size = tree.level_sizes[above - 1]

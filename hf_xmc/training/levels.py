@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from ..heads import HEAD_LOSSES
+from ..heads import HEAD_LOSSES, SPARSE_ROWS
 from ..label_tree import LabelTree
 
 HEAD_NEGATIVES = ("tfn", "man", "both", "all")
@@ -24,8 +24,8 @@ class LevelArguments:
 
     Args:
         indices (`list[int]`, *optional*):
-            Levels to train, counted from 1 (the coarsest) or back from -1 (the labels); by default all that have at
-            most `max_nodes` nodes.
+            Levels to train, counted from 1 (the coarsest) or back from -1 (the labels). By default the labels and,
+            where there are too many to score all for every document, the level above them.
         max_nodes (`int`, *optional*, defaults to 131072): Nodes of the largest level to train.
         epochs (`list[float]`, *optional*, defaults to `[1.0]`):
             Passes over the documents; 0 leaves the encoder as it is and only bootstraps the heads.
@@ -35,9 +35,10 @@ class LevelArguments:
         warmup (`float`, *optional*, defaults to 0.1):
             Part of a level's steps in which the learning rates rise; in the rest they fall to 0.
         loss (`str`, *optional*, defaults to `"bce"`): `"bce"` or `"squared_hinge"`.
-        negatives (`list[str]`, *optional*, defaults to `["both"]`):
+        negatives (`list[str]`, *optional*):
             Nodes in the loss of a document: `"tfn"` those under the true nodes of the level before, `"man"` those
-            under the nodes that the model itself finds there, `"both"` or `"all"`.
+            under the nodes that the model itself finds there, `"both"` or `"all"`. By default all of a level that is
+            small enough, both of others.
         beam_size (`list[int]`, *optional*, defaults to `[20]`): Nodes of the level before that the model finds.
         cost_sensitive (`bool`, *optional*, defaults to `False`):
             Whether a true node weighs as its share of the document's labels, equation (6).
@@ -61,9 +62,7 @@ class LevelArguments:
     )
     warmup: float = field(default=0.1, metadata={"help": "Part of the steps in which the learning rates rise."})
     loss: str = field(default="bce", metadata={"help": "Loss of the heads.", "choices": HEAD_LOSSES})
-    negatives: list[str] = field(
-        default_factory=lambda: ["both"], metadata={"help": "Nodes in the loss: tfn, man, both or all."}
-    )
+    negatives: list[str] | None = field(default=None, metadata={"help": "Nodes in the loss: tfn, man, both or all."})
     beam_size: list[int] = field(
         default_factory=lambda: [20], metadata={"help": "Nodes of the level before that the model finds."}
     )
@@ -80,7 +79,7 @@ class LevelArguments:
                 setattr(self, name, list(value) if isinstance(value, (list, tuple)) else [value])
         if self.loss not in HEAD_LOSSES:
             raise ValueError(f"`loss={self.loss!r}` is not one of {', '.join(HEAD_LOSSES)}.")
-        for negatives in self.negatives:
+        for negatives in self.negatives or ():
             if negatives not in HEAD_NEGATIVES:
                 raise ValueError(f"`negatives={negatives!r}` is not one of {', '.join(HEAD_NEGATIVES)}.")
         for name in ("epochs", "steps", "learning_rate", "head_learning_rate"):
@@ -97,7 +96,8 @@ class LevelArguments:
     def choose_levels(self, tree: LabelTree) -> list[int]:
         """The levels of a tree to train, ascending."""
         if self.indices is None:
-            return [level for level, size in enumerate(tree.level_sizes, start=1) if size <= self.max_nodes]
+            above = [tree.depth - 1] if tree.num_labels > SPARSE_ROWS and tree.depth > 1 else []
+            return [level for level in (*above, tree.depth) if tree.level_sizes[level - 1] <= self.max_nodes]
         levels = sorted({index if index > 0 else tree.depth + 1 + index for index in self.indices})
         if not levels or levels[0] < 1 or levels[-1] > tree.depth or 0 in self.indices:
             raise ValueError(
@@ -105,6 +105,12 @@ class LevelArguments:
                 f"{tree.depth}, or -{tree.depth} to -1, of {tree.level_sizes} nodes."
             )
         return levels
+
+    def choose_negatives(self, tree: LabelTree, levels: Sequence[int]) -> list[str]:
+        """The kind of negatives of each trained level."""
+        if self.negatives is None:
+            return ["all" if tree.level_sizes[level - 1] <= SPARSE_ROWS else "both" for level in levels]
+        return per_level(self.negatives, len(levels), "negatives")
 
 
 def per_level(values: Sequence[T], count: int, name: str) -> list[T]:

@@ -377,6 +377,7 @@ def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassificat
     return XMCForTextClassification.from_encoder(
         args.encoder_name,
         pooling=encoder.pooling,
+        dropout=encoder.dropout,
         pooling_layers=encoder.pooling_layers,
         max_length=encoder.max_length,
         long_text=encoder.long_text,
