@@ -29,7 +29,6 @@ METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@5", "R@10")
 TRANSFORMER = {
     "method": "xr-transformer",
     "encoder_max_length": 48,
-    "level_indices": [-1],
     "level_steps": [250],
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,

@@ -30,7 +30,7 @@ def fit(texts: list[str], labels: list[list[str]], model: str, threads: int, opt
 
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
-    levels = {"level_indices": [-2, -1], "level_steps": [options.steps // 2, options.steps - options.steps // 2]}
+    levels = {"level_indices": [-1], "level_steps": [options.steps]}
     arguments = XMCTrainingArguments(
         model,
         method="xr-transformer",
