@@ -401,9 +401,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
         ranked, indices = self._predict_with_ranker(features, ranked_count, beam_size, num_threads)
         positions = torch.from_numpy(self.label_tree.leaf_positions).to(indices.device)
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
-        head = self.head(self.label_tree.depth)
-        margins = [head(part, own) for part, own in zip(vectors.split(256), nodes.split(256), strict=True)]
-        own = node_probabilities(torch.cat(margins), self.config.head_loss)
+        parts = zip(vectors.split(256), nodes.split(256), strict=True)
+        own = torch.cat([self._label_probabilities(part, labels) for part, labels in parts])
         found = self._predict_with_heads(features, own_count, beam_size)
         assert found.scores is not None and found.indices is not None
         known = (found.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
@@ -412,6 +411,18 @@ class XMCForTextClassification(XMCPreTrainedModel):
             torch.cat([own, found.scores], dim=1),
             torch.cat([indices, found.indices.masked_fill(known, -1)], dim=1),
         )
+
+    def _label_probabilities(self, vectors: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+        """What the heads say of nodes of the last level, as they rank labels by themselves."""
+        tree = self.label_tree
+        assert tree is not None
+        by_path = self.config.head_ranking == "path"
+        product = torch.ones(nodes.shape, device=vectors.device)
+        for level in (self.config.head_levels or ()) if by_path else (tree.depth,):
+            offsets = torch.from_numpy(tree.descendants(level, tree.depth)).to(nodes.device)
+            above = torch.searchsorted(offsets, nodes, right=True) - 1
+            product = product * node_probabilities(self.head(level)(vectors, above), self.config.head_loss)
+        return product
 
     def ranker_features(self, features: Features) -> Features:
         """Features as the ranker takes them: the encoder's vector in the length it has beside TF-IDF."""
@@ -570,4 +581,8 @@ def mix_scores(
     """
     mixed = (1 - heads_share) * ranked + heads_share * own
     scores, best = mixed.masked_fill(indices < 0, -1).topk(min(top_k, mixed.shape[1]), dim=1)
-    return XMCOutput(scores=scores.clamp(min=0), indices=indices.gather(1, best))
+    lacking = (0, top_k - scores.shape[1])
+    return XMCOutput(
+        scores=functional.pad(scores.clamp(min=0), lacking),
+        indices=functional.pad(indices.gather(1, best), lacking, value=-1),
+    )

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
     AutoModel,
     AutoModelForTextEncoding,
     PreTrainedConfig,
@@ -32,15 +33,18 @@ _POOLING_FILE = "1_Pooling/config.json"
 
 def make_encoder(config: PreTrainedConfig) -> nn.Module:
     """A new encoder of this configuration, without the layer that some put on top of the first token."""
-    kind = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
-    return without_pooler(kind.from_config(config))
+    return without_pooler(_kind(config).from_config(config))
 
 
 def load_encoder(name_or_path: str | os.PathLike, **hub_kwargs: Any) -> nn.Module:
     """The pretrained encoder, in float32 unless `dtype` says otherwise."""
-    config = hub_kwargs.get("config")
-    kind = AutoModelForTextEncoding if config is not None and config.is_encoder_decoder else AutoModel
+    kind = _kind(hub_kwargs.get("config"))
     return without_pooler(kind.from_pretrained(name_or_path, **{"dtype": torch.float32, **hub_kwargs}))
+
+
+def _kind(config: PreTrainedConfig | None) -> Any:
+    """The class that loads an encoder: of an encoder-decoder the encoder alone, which forgets that it was one."""
+    return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
 
 
 def without_pooler(encoder: nn.Module) -> nn.Module:
@@ -114,7 +118,8 @@ def position_limit(config: PreTrainedConfig, tokenizer: Any) -> int | None:
 
 
 def _counts_from_padding(config: PreTrainedConfig) -> bool:
-    return any(name in config.model_type for name in ("roberta", "camembert", "mpnet", "longformer", "xlm-r"))
+    names = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text", "ibert", "luke", "xmod", "lilt")
+    return any(name in config.model_type for name in names)
 
 
 def padding_id(config: PreTrainedConfig, tokenizer: Any) -> int:

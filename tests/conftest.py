@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
 NUM_LABELS = 60
+NUM_FILLERS = 40
+
+# Options that give 60 labels a tree of the levels 4, 16 and 60.
+THREE_LEVELS = {"tree_clustering": "kmeans", "tree_branching": 4, "tree_max_leaf_size": 4, "tree_max_depth": 3}
 
 
 def make_documents(count: int, seed: int = 0) -> Dataset:
@@ -17,7 +22,7 @@ def make_documents(count: int, seed: int = 0) -> Dataset:
     texts, labels = [], []
     for _ in range(count):
         chosen = generator.choice(NUM_LABELS, size=generator.integers(1, 4), replace=False)
-        filler = generator.choice(40, size=6)
+        filler = generator.choice(NUM_FILLERS, size=6)
         words = [f"topic{label:02d}" for label in chosen] + [f"word{word}" for word in filler]
         texts.append(" ".join(generator.permutation(words)))
         labels.append([f"label {label:02d}" for label in chosen])
@@ -34,6 +39,53 @@ def make_vectors(count: int, seed: int = 0) -> Dataset:
         values.append([3.0] * len(chosen))
         labels.append(chosen.tolist())
     return Dataset.from_dict({"feature_ids": ids, "feature_values": values, "labels": labels})
+
+
+def make_tokenizer(plain: bool = False) -> Any:
+    """
+    A tokenizer of the words of `make_documents`, padding being 0.
+
+    It puts [CLS] before a text and [SEP] after it; a `plain` one adds nothing and has no token for padding.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    words = [f"topic{label:02d}" for label in range(NUM_LABELS)] + [f"word{word}" for word in range(NUM_FILLERS)]
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    if plain:
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", model_max_length=64)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names)
+
+
+def encoder_arguments(folder: Path, **options: Any) -> Any:
+    """Options of a short training of `tiny_encoder` on a tree of three levels."""
+    from hf_xmc import XMCTrainingArguments
+
+    defaults: dict[str, Any] = {
+        "method": "xr-transformer",
+        "encoder_max_length": 16,
+        "per_device_train_batch_size": 16,
+        "per_device_eval_batch_size": 64,
+        "level_indices": [1, 2, 3],
+        "level_negatives": ["both"],
+        "level_steps": [4],
+        "level_learning_rate": [1e-3],
+        "level_head_learning_rate": [1e-2],
+        "num_threads": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
+    return XMCTrainingArguments(str(folder), **{**defaults, **THREE_LEVELS, **options})
 
 
 @pytest.fixture(scope="session")
@@ -61,4 +113,40 @@ def vector_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vector-model")
     args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True)
     XMCTrainer(args=args, train_dataset=make_vectors(600)).train()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random BERT with a tokenizer of the words of `make_documents`. Read only."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encoder_model_folder(documents: Dataset, tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a model with an encoder, heads of three levels and a ranker, trained on `documents`. Read only."""
+    from hf_xmc import XMCTrainer
+
+    folder = tmp_path_factory.mktemp("encoder-model")
+    args = encoder_arguments(
+        folder, level_steps=[10, 10, 40], per_device_train_batch_size=32, save_strategy="no", heads_share=0.5
+    )
+    XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
     return folder

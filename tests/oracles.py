@@ -183,6 +183,14 @@ def cluster_chain(child_offsets: Sequence[Sequence[int]]) -> list[np.ndarray]:
     return chain
 
 
+def membership(chain: Sequence[np.ndarray], above: int, level: int) -> np.ndarray:
+    """1 where the row's node of `level` is somewhere under the column's node of level `above` (0: the root)."""
+    matrix = np.eye(chain[above].shape[1])
+    for step in chain[above:level]:
+        matrix = step @ matrix
+    return matrix
+
+
 def true_nodes(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequence[int]) -> list[np.ndarray]:
     """Equation (5): `Y^(t)` of every level, 1 where a child of the node is true."""
     levels = [np.array([[truth[i][label] for label in leaf_labels] for i in range(len(truth))], dtype=float)]
@@ -368,3 +376,76 @@ def beam_scores(
         for score, node in reached:
             result[document, node] = score
     return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Heads on an encoder: `margins` holds one (documents, nodes) matrix per trained level, `levels` which ones these are,
+# counted from 1 and ascending; some of the tree's levels may be missing among them.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def head_probability(loss: str, margin: float) -> float:
+    """The probability that a margin of a head stands for."""
+    if loss == "bce":
+        return 1 / (1 + math.exp(-margin))
+    assert loss == "squared_hinge"
+    return min(1.0, max(0.0, (margin + 1) / 2))
+
+
+def nodes_under(child_offsets: Sequence[Sequence[int]], upper: int, node: int, lower: int) -> list[int]:
+    """Nodes of level `lower` under one node of level `upper` (0: the root)."""
+    nodes = [node]
+    for offsets in child_offsets[upper:lower]:
+        nodes = [child for parent in nodes for child in range(offsets[parent], offsets[parent + 1])]
+    return nodes
+
+
+def head_scores(
+    margins: Sequence[np.ndarray],
+    levels: Sequence[int],
+    child_offsets: Sequence[Sequence[int]],
+    loss: str,
+    by_path: bool,
+    beam_size: int,
+) -> np.ndarray:
+    """
+    The probability of every node of the last level that a beam reaches; -1 for the others.
+
+    The beam keeps the nodes with the largest product of probabilities; 0 keeps all. The result is that product, or the
+    last factor of it alone.
+    """
+    result = np.full(margins[-1].shape, -1.0)
+    for document in range(len(margins[0])):
+        beam = [(1.0, 0)]
+        above = 0
+        for level, level_margins in zip(levels, margins, strict=True):
+            reached = []
+            for product, parent in beam:
+                for node in nodes_under(child_offsets, above, parent, level):
+                    own = head_probability(loss, level_margins[document, node])
+                    reached.append((product * own, node))
+                    if level == levels[-1]:
+                        result[document, node] = product * own if by_path else own
+            reached.sort(key=lambda entry: (-entry[0], entry[1]))
+            beam = reached[:beam_size] if beam_size else reached
+            above = level
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From token states to a document vector.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def pooled(layers: Sequence[np.ndarray], mask: Sequence[int], pooling: str) -> np.ndarray:
+    """One document's vector: `layers` are (tokens, dimensions) each, `mask` is 1 where a token is no padding."""
+    tokens = [place for place in range(len(mask)) if mask[place]]
+    parts = []
+    for states in layers:
+        if pooling == "mean":
+            part = [sum(states[place][i] for place in tokens) / len(tokens) for i in range(states.shape[1])]
+        else:
+            part = list(states[tokens[0] if pooling == "cls" else tokens[-1]])
+        parts.extend(part)
+    length = math.sqrt(sum(value * value for value in parts))
+    return np.array([value / length for value in parts])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+HUB_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
@@ -29,12 +30,15 @@ def run(command: list[str], folder: Path, **kwargs) -> str:
     return done.stdout
 
 
-def test_python_examples(tmp_path):
-    assert len(blocks("python")) >= 3
-    output = run([sys.executable, "-c", "\n".join(blocks("python"))], tmp_path)
+def test_python_examples(tmp_path, tiny_encoder):
+    code = "\n".join(blocks("python"))
+    assert len(blocks("python")) >= 4 and HUB_ENCODER in code
+    # A small encoder in place of the one on the Hub.
+    output = run([sys.executable, "-c", code.replace(HUB_ENCODER, str(tiny_encoder))], tmp_path)
     assert re.search(r"P@1 0\.\d\d, nDCG@5 0\.\d\d", output)
     assert len(re.findall(r"^[01]\.\d\d \w", output, re.M)) == 3
-    assert (tmp_path / "my-tagger" / "ranker.safetensors").is_file()
+    for folder in ("my-tagger", "my-transformer"):
+        assert (tmp_path / folder / "ranker.safetensors").is_file()
 
 
 @pytest.mark.parametrize("script", blocks("bash"))

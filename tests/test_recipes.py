@@ -18,14 +18,16 @@ def test_there_are_all():
     names = {str(path.relative_to(FOLDER).with_suffix("")) for path in RECIPES}
     methods = ("xr-linear", "parabel", "bonsai", "dismec")
     assert names >= {f"{data}/{method}" for data in ("eurlex4k-bow", "eurlex57k") for method in methods}
-    assert names >= {f"{data}/xr-linear" for data in ("yso-en", "gutenberg-lcsh", "nvd-products", "sample")}
+    for method in ("xr-linear", "xr-transformer"):
+        assert names >= {f"{data}/{method}" for data in ("yso-en", "gutenberg-lcsh", "nvd-products", "sample")}
+    assert names >= {f"eurlex57k/xr-transformer{size}" for size in ("", "-15k", "-5k")}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data, args = make_parser().parse(["--config", str(path)])
-    assert args.method == path.stem
+    assert path.stem == args.method or path.stem.startswith(f"{args.method}-")
     assert data.dataset == ("sample" if path.parent.name == "sample" else f"data/{path.parent.name}")
     assert args.output_dir == f"models/{path.parent.name}-{path.stem}"
     assert f"hf-xmc train --config recipes/{path.parent.name}/{path.name}`" in README

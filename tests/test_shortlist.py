@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import oracles
 import pytest
-from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
-from small_problems import as_rows, as_weights, cost_sensitive_weights, random_problem, uneven_tree
+from small_problems import as_rows, as_weights, best_objective, cost_sensitive_weights, random_problem, uneven_tree
 
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.training.ranker_training import RankerArguments, train_ranker
@@ -64,25 +63,6 @@ def test_threads_do_not_matter(negatives):
     nodes = TREE.targets(targets)[1]
     one, two = (level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, threads) for threads in (1, 2))
     assert np.array_equal(one.indptr, two.indptr) and np.array_equal(one.rows, two.rows)
-
-
-def best_objective(rows, targets, chosen, loss_weights, loss, prior):
-    """The least value of (9) for one node: found with gradients, measured by the oracle."""
-    keep = chosen > 0
-    rows, signs, costs = rows[keep], np.where(targets[keep] > 0, 1.0, -1.0), loss_weights[keep]
-
-    def value_and_gradient(weights):
-        margins = signs * (rows @ weights + prior)
-        if loss == "squared_hinge":
-            gap = np.maximum(0, 1 - margins)
-            value, slope = gap**2, -2 * gap
-        else:
-            value, slope = np.logaddexp(0, -margins), -1 / (1 + np.exp(margins))
-        return (costs * value).sum() + weights @ weights / 2, (costs * slope * signs) @ rows + weights
-
-    options = {"gtol": 1e-4}
-    found = minimize(value_and_gradient, np.zeros(rows.shape[1]), jac=True, method="BFGS", options=options).x
-    return oracles.node_objective(found, rows, signs > 0, np.ones(len(rows)), costs, loss, prior)
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])

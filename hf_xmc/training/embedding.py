@@ -146,7 +146,7 @@ def _encoder_digest(model: XMCForTextClassification) -> str:
     fingerprint = hashlib.blake2b(f"{model.config.pooling} {model.config.pooling_layers}".encode(), digest_size=16)
     for name, tensor in sorted(model.encoder.state_dict().items()):
         fingerprint.update(name.encode())
-        fingerprint.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
+        fingerprint.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
     return fingerprint.hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ class EncoderRun:
         assert model.label_tree is not None
         self.counts = model.label_tree.targets(self.targets)
         self.levels = self.arguments.choose_levels(model.label_tree)
+        if args.predict_with == "heads" and model.label_tree.depth not in self.levels:
+            raise ValueError(
+                f"`predict_with='heads'` needs a head for the labels, level {model.label_tree.depth}, but only the "
+                f"levels {self.levels} are trained."
+            )
         if model.config.head_levels != self.levels:
             model.add_heads(self.levels)
         model.config.head_loss, model.config.head_dropout = self.arguments.loss, self.arguments.dropout
@@ -73,6 +79,7 @@ class EncoderRun:
         self.active = -1
         self.data: LevelData | None = None
         self._vectors: np.ndarray | None = None
+        self._known_identity: dict[str, Any] | None = None
 
     # ---- Levels ----
 
@@ -201,11 +208,17 @@ class EncoderRun:
             self.data = level_data(self.model.label_tree, self.counts, level, above, shortlist, self.arguments)
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same when training goes on."""
+        """What must be the same when training goes on. Reads all tokens, but only once."""
+        if self._known_identity is not None:
+            return self._known_identity
         assert self.model.label_tree is not None
         labels = hashlib.blake2b(self.targets.indptr.tobytes() + self.targets.indices.tobytes(), digest_size=16)
         options = {f"level_{name}": value for name, value in vars(self.arguments).items()}
-        return {
+        # Tree, TF-IDF and tokens are those of the checkpoint, whatever the options say: they must not say otherwise.
+        prefixes = ("tree_", "tfidf_", "encoder_", "label_", "features", "vector_power")
+        given = self.args.xmc_options()
+        options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
+        identity = {
             "documents": tokens_digest(self.tokens),
             "labels": labels.hexdigest(),
             "label tree": self.model.label_tree.digest(),
@@ -213,6 +226,9 @@ class EncoderRun:
             "batch size": self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps,
             **options,
         }
+        # As it is read back: lists for tuples.
+        self._known_identity = json.loads(json.dumps(identity))
+        return self._known_identity
 
 
 @torch.no_grad()

@@ -21,6 +21,9 @@ from .shortlist import Shortlist
 
 _SOLVER_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
+# Dense vectors resemble each other: the squared hinge takes more passes than on TF-IDF to come near its optimum.
+_BOOTSTRAP_PASSES = 60
+
 # Documents that search the level above together.
 _DOCUMENTS_PER_SEARCH = 4096
 
@@ -152,6 +155,7 @@ def bootstrap_head(
         negative_cost=max(cost * data.negative_weight * scale, 1e-6),
         cost_sensitive=data.cost_sensitive,
         weight_dtype="float32",
+        max_passes=_BOOTSTRAP_PASSES,
         ranker_seed=seed,
     )
     if data.shortlist is None:
@@ -192,10 +196,15 @@ def start_from_frequency(head: LevelHead, data: LevelData, loss: str) -> None:
     true = np.bincount(data.counts.indices, minlength=data.counts.shape[1]).astype(np.float64)
     shown = np.full(len(true), float(data.counts.shape[0]))
     if data.shortlist is not None:
-        parents = np.bincount(data.shortlist.indices, minlength=data.shortlist.shape[1])
-        shown = np.repeat(parents, np.diff(data.offsets)).astype(np.float64)
+        sizes = np.diff(data.offsets)
+        shown = np.repeat(np.bincount(data.shortlist.indices, minlength=len(sizes)), sizes).astype(np.float64)
+        # Without teacher forcing a true node may be no candidate of its document.
+        rows = np.repeat(np.arange(data.counts.shape[0]), np.diff(data.counts.indptr))
+        above = np.repeat(np.arange(len(sizes)), sizes)[data.counts.indices]
+        known = np.asarray(data.shortlist[rows, above]).ravel() > 0
+        true = np.bincount(data.counts.indices[known], minlength=len(true)).astype(np.float64)
     # As if each node had been seen once more as true and once more as false.
-    probability = (true + 1) / (np.maximum(shown, true) + 2)
+    probability = (true + 1) / (shown + 2)
     bias = logit(probability) if loss == "bce" else 2 * probability - 1
     with torch.no_grad():
         head.weight.zero_()

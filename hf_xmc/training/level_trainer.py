@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import EarlyStoppingCallback, Trainer
-from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
 from .checkpoints import load_optimizer, load_random_state, save_optimizer, save_random_state
 from .encoder_training import EncoderRun
 from .optimizer import RowAdamW
 from .progress import StageProgressCallback
 from .training_args import XMCTrainingArguments
+
+
+class EpochLengthSampler(LengthGroupedSampler):
+    """
+    Documents of similar length together, in an order that depends on seed and epoch alone: resuming finds it again.
+
+    Args:
+        batch_size (`int`): Documents of a step.
+        lengths (`list[int]`): Length of each document.
+        seed (`int`): Seed.
+    """
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
+        super().__init__(batch_size, lengths=lengths)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of an epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
 
 
 class LevelTrainer(Trainer):
@@ -34,6 +58,14 @@ class LevelTrainer(Trainer):
     _progress: StageProgressCallback | None = None
     # Step and time of the last line in the log.
     _last_log: tuple[int, float] = (0, 0.0)
+    _last_save = 0
+    # What was logged before the loop, which starts a log of its own.
+    _earlier_logs: Sequence[dict[str, float]] = ()
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._init_training_state(*args, **kwargs)
+        self.state.log_history.extend(self._earlier_logs)
+        return result
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of tokenised documents."""
@@ -51,7 +83,8 @@ class LevelTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         # The base class hands over a column that is read from disk for every comparison.
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LengthGroupedSampler(batch_size, lengths=list(train_dataset["length"]))
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return EpochLengthSampler(batch_size, list(train_dataset["length"]), seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with one group for the encoder, one for its parameters without weight decay, one for the heads."""
@@ -156,20 +189,37 @@ class LevelTrainer(Trainer):
         return self._clip_grad_norm(model, float("inf")) if grad_norm is None else grad_norm
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        run = self._run
-        assert run is not None
-        if self.state.global_step in run.schedule.ends and self.args.save_strategy != "no":
-            # What comes next takes long and starts from here.
-            self.control.should_save = True
+        self._end_level_if_asked()
+        self._save_at_end_of_level()
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if self.control.should_training_stop and self.state.global_step < run.schedule.total:
-            self._end_level_early()
 
-    def _end_level_early(self) -> None:
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        metrics = super()._evaluate(*args, **kwargs)
+        # Before the checkpoint is written, which must know of it.
+        self._end_level_if_asked()
+        self._save_at_end_of_level()
+        return metrics
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._save_checkpoint(*args, **kwargs)
+        self._last_save = self.state.global_step
+
+    def _save_at_end_of_level(self) -> None:
+        """What comes next takes long and starts from here. The end of an epoch comes by once more at the same step."""
+        assert self._run is not None
+        step = self.state.global_step
+        if step in self._run.schedule.ends and step != self._last_save and self.args.save_strategy != "no":
+            self.control.should_save = True
+
+    def _end_level_if_asked(self) -> None:
         """Early stopping ends a level; training goes on with the next one."""
         assert self._run is not None
-        schedule = self._run.schedule
-        schedule.end_level(self.state.global_step)
+        schedule, step = self._run.schedule, self.state.global_step
+        if self._run.active < 0 or not self.control.should_training_stop or step >= schedule.total:
+            return
+        # A level that ends here anyway must not take the next one along.
+        if step < schedule.ends[self._run.active]:
+            schedule.end_level(step)
         self.state.max_steps = self.args.max_steps = schedule.total
         self.control.should_training_stop = self.state.global_step >= schedule.total
         for callback in self.callback_handler.callbacks:

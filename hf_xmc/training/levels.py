@@ -73,7 +73,7 @@ class LevelArguments:
     dropout: float = field(default=0.1, metadata={"help": "Part of the document vector hidden from the heads."})
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "learning_rate", "head_learning_rate", "negatives", "beam_size"):
+        for name in ("indices", "epochs", "steps", "learning_rate", "head_learning_rate", "negatives", "beam_size"):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, list(value) if isinstance(value, (list, tuple)) else [value])
@@ -90,6 +90,8 @@ class LevelArguments:
         for name in ("warmup", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 0 and less than 1, not {getattr(self, name)}.")
+        if self.negative_weight is not None and not self.negative_weight >= 0:
+            raise ValueError(f"`negative_weight` must not be negative, but is {self.negative_weight}.")
         if not self.bootstrap_cost > 0:
             raise ValueError(f"`bootstrap_cost` must be greater than 0, not {self.bootstrap_cost}.")
 
@@ -97,7 +99,13 @@ class LevelArguments:
         """The levels of a tree to train, ascending."""
         if self.indices is None:
             above = [tree.depth - 1] if tree.num_labels > SPARSE_ROWS and tree.depth > 1 else []
-            return [level for level in (*above, tree.depth) if tree.level_sizes[level - 1] <= self.max_nodes]
+            levels = [level for level in (*above, tree.depth) if tree.level_sizes[level - 1] <= self.max_nodes]
+            if not levels:
+                raise ValueError(
+                    f"`level_max_nodes={self.max_nodes}` leaves no level to train: the levels have {tree.level_sizes} "
+                    "nodes. Raise it, or name levels in `level_indices`."
+                )
+            return levels
         levels = sorted({index if index > 0 else tree.depth + 1 + index for index in self.indices})
         if not levels or levels[0] < 1 or levels[-1] > tree.depth or 0 in self.indices:
             raise ValueError(

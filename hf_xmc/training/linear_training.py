@@ -100,6 +100,8 @@ def training_features(
     """Features of the training documents; fits the model's TF-IDF where texts are used and it has none yet."""
     has_text, has_vectors = "text" in dataset.column_names, "feature_ids" in dataset.column_names
     kind = args.features or ("text" if has_text else "vectors")
+    if kind == "vectors" and model.encoder is not None and has_text:
+        raise ValueError("`features='vectors'` goes with linear methods: beside an encoder the ranker reads TF-IDF.")
     if not (has_text if kind == "text" else has_vectors):
         raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
     if kind == "vectors":

@@ -42,14 +42,15 @@ class RowAdamW(torch.optim.AdamW):
     ) -> None:
         state = self.state[parameter]
         if not state:
-            state["row_steps"] = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
+            # By this name the base class finds it in a loaded state, and leaves its dtype alone.
+            state["step"] = torch.zeros(len(parameter), dtype=torch.float32, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         beta1, beta2 = group["betas"]
-        steps = state["row_steps"][rows] + 1
+        steps = state["step"][rows] + 1
         mean = state["exp_avg"][rows].lerp_(gradient, 1 - beta1)
         square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        state["row_steps"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = steps, mean, square
+        state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = steps, mean, square
         size = group["lr"] / (1 - beta1 ** steps.to(torch.float64))
         root = square.sqrt() / (1 - beta2 ** steps.to(torch.float64)).sqrt().unsqueeze(1)
         update = mean / (root + group["eps"]) * size.unsqueeze(1)

@@ -88,6 +88,7 @@ class XMCTrainer(LevelTrainer):
     args: XMCTrainingArguments
     model: XMCForTextClassification
     control: TrainerControl
+    state: TrainerState
 
     def __init__(
         self,
@@ -190,10 +191,14 @@ class XMCTrainer(LevelTrainer):
             run.load(checkpoint)
             step = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE)).global_step
         self.args.max_steps = run.schedule.total
+        self._earlier_logs = list(self.state.log_history)
         self.data_collator = TokenCollator(padding_id(self.model.config.encoder_config, self.model.tokenizer))
         try:
             if step < run.schedule.total:
                 return super().train(checkpoint, trial)
+            if checkpoint is not None:
+                self.state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE))
+                self.state.log_history.extend(self._earlier_logs)
             return self._train_in_stages(self._finish_run)
         finally:
             self._run = None
@@ -209,6 +214,9 @@ class XMCTrainer(LevelTrainer):
         eval_dataset = self.eval_dataset
         if isinstance(eval_dataset, Mapping):
             eval_dataset = next(iter(eval_dataset.values()), None)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None and os.path.isdir(best):
+            self._load_best_model()
         self.model.eval()
         self._run.finish(eval_dataset)
         with self._run.stages.stage("save"):
@@ -221,7 +229,8 @@ class XMCTrainer(LevelTrainer):
             raise ValueError(
                 f"The method {self.args.method!r} makes no checkpoints to resume from. Call `train()` alone."
             )
-        if isinstance(wanted, str):
+        if isinstance(wanted, (str, os.PathLike)):
+            wanted = os.fspath(wanted)
             if not os.path.isfile(os.path.join(wanted, LEVEL_FILE)):
                 raise FileNotFoundError(
                     f"`{wanted}` is no checkpoint of hf_xmc: it has no `{LEVEL_FILE}`. Pass a folder `checkpoint-…`."
@@ -233,10 +242,13 @@ class XMCTrainer(LevelTrainer):
         return found
 
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> TrainOutput:
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
-            self._load_best_model()
         self._finish_run()
-        return super()._finalize_training(trial, num_train_samples, start_time)
+        # The base class would load the best model once more, over what has been trained since.
+        wanted, self.args.load_best_model_at_end = self.args.load_best_model_at_end, False
+        try:
+            return super()._finalize_training(trial, num_train_samples, start_time)
+        finally:
+            self.args.load_best_model_at_end = wanted
 
     def evaluate(
         self,
