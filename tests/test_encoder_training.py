@@ -657,7 +657,7 @@ def test_the_share_of_the_heads_is_the_best_on_the_evaluation_set(train):
 @pytest.mark.parametrize(
     "options, share",
     [
-        ({}, 1 / 3),
+        ({}, 0.2),
         ({"heads_share": 0.7}, 0.7),
         ({"heads_share": 0.0, "eval_dataset": make_documents(20, seed=2)}, 0.0),
     ],

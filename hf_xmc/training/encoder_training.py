@@ -25,7 +25,7 @@ from .training_args import XMCTrainingArguments
 
 # Shares of the heads that are tried on validation documents, and the share where there are none.
 _SHARES = np.arange(0, 1.01, 0.05)
-_DEFAULT_SHARE = 1 / 3
+_DEFAULT_SHARE = 0.2
 _CHOSEN_BY = "nDCG@5"
 
 

@@ -79,8 +79,8 @@ class XMCTrainingArguments(TrainingArguments):
             What predicts: `"ranker"`, `"heads"` (no ranker is trained then) or `"both"`.
         heads_share (`float`, *optional*):
             Part of the heads in a label's score where both predict, 0 to 1. By default the best on the `eval_dataset`;
-            a third where there is none.
-        embedding_scale (`float`, *optional*, defaults to 1.0):
+            a fifth where there is none.
+        embedding_scale (`float`, *optional*, defaults to 0.7):
             Length of the encoder's vector beside TF-IDF, whose length is 1, in the ranker.
         embedding_cache (`str`, *optional*):
             Folder that keeps the vectors of documents, by content, for later runs.
@@ -129,7 +129,7 @@ class XMCTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Part of the heads in a score; by default chosen on the eval_dataset."}
     )
     embedding_scale: float = field(
-        default=1.0, metadata={"help": "Length of the encoder's vector beside TF-IDF in the ranker."}
+        default=0.7, metadata={"help": "Length of the encoder's vector beside TF-IDF in the ranker."}
     )
     embedding_cache: str | None = field(
         default=None, metadata={"help": "Folder that keeps vectors of documents for later runs."}
