@@ -194,7 +194,9 @@ def test_gradient_accumulation_is_a_larger_batch(train, tiny_encoder, tmp_path):
         found.append(tensors_of(tmp_path / str(size)))
     start = load_file(encoder / "model.safetensors")
     for name, expected in found[0].items():
-        torch.testing.assert_close(found[1][name], expected, atol=1e-4, rtol=1e-3)
+        # Rounding may turn the sign of a tiny gradient, and with it a step of Adam: single numbers may differ.
+        moved = expected - start.get(name.removeprefix("encoder."), torch.zeros(()))
+        assert (found[1][name] - expected).norm() <= 0.02 * moved.norm() + 1e-4, name
     assert not torch.equal(found[0]["encoder.embeddings.LayerNorm.bias"], start["embeddings.LayerNorm.bias"])
 
 
