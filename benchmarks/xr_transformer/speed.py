@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
-from transformers import AutoModel, AutoTokenizer, TrainerCallback
+from transformers import AutoConfig, AutoModel, AutoTokenizer, TrainerCallback
 
 from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
 from hf_xmc.labels import Labels
+from hf_xmc.text_encoder import set_dropout
 
 from .report import table
 
@@ -42,7 +43,10 @@ class BareEncoder:
     """
 
     def __init__(self, folder: str) -> None:
-        self.encoder = AutoModel.from_pretrained(folder, dtype=torch.float32)
+        # Without dropout, as hf_xmc trains it: with it the limit would be lower.
+        config = AutoConfig.from_pretrained(folder)
+        set_dropout(config, 0.0)
+        self.encoder = AutoModel.from_pretrained(folder, config=config, dtype=torch.float32)
         if getattr(self.encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # nobody reads its output
         self.encoder.train()
