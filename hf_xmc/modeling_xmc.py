@@ -279,7 +279,9 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 "This model was trained on vectors and has no TF-IDF: it cannot read text. Pass the vectors of the "
                 "documents to `predict`, as `Features` or as a `csr_matrix`."
             )
-        sparse = None if self.tfidf is None else self.tfidf.transform(texts, num_workers=num_threads)
+        # Heads alone do not look at TF-IDF, which their model keeps from the making of its tree.
+        reads_tfidf = self.tfidf is not None and (self.ranker is not None or self.encoder is None)
+        sparse = self.tfidf.transform(texts, num_workers=num_threads) if reads_tfidf else None  # type: ignore[union-attr]
         return Features(sparse, None if self.encoder is None else self.embed(texts, batch_size))
 
     def prepare_vectors(self, vectors: Features) -> Features:
@@ -350,6 +352,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
             if level is not None:
                 return self._score_level(vectors, level, nodes, targets, weights)
             features = Features(None, vectors.detach().cpu().numpy())
+        if level is not None:
+            raise ValueError("A level is scored from tokens: pass `input_ids`. `search_level` takes vectors.")
         if features is None:
             raise ValueError("There is nothing to work on: pass `features`, or `input_ids` for the encoder.")
         top_k = self.config.top_k if top_k is None else top_k
@@ -419,8 +423,10 @@ class XMCForTextClassification(XMCPreTrainedModel):
         by_path = self.config.head_ranking == "path"
         product = torch.ones(nodes.shape, device=vectors.device)
         for level in (self.config.head_levels or ()) if by_path else (tree.depth,):
-            offsets = torch.from_numpy(tree.descendants(level, tree.depth)).to(nodes.device)
-            above = torch.searchsorted(offsets, nodes, right=True) - 1
+            above = nodes
+            if level < tree.depth:
+                offsets = torch.from_numpy(tree.descendants(level, tree.depth)).to(nodes.device)
+                above = torch.searchsorted(offsets, nodes, right=True) - 1
             product = product * node_probabilities(self.head(level)(vectors, above), self.config.head_loss)
         return product
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hf_xmc.cli.main import main
 from hf_xmc.cli.train import make_parser
@@ -31,6 +33,14 @@ def test_a_recipe(path, tmp_path, monkeypatch):
     assert data.dataset == ("sample" if path.parent.name == "sample" else f"data/{path.parent.name}")
     assert args.output_dir == f"models/{path.parent.name}-{path.stem}"
     assert f"hf-xmc train --config recipes/{path.parent.name}/{path.name}`" in README
+
+
+def test_the_quickstart_follows_the_recipe_of_the_sample():
+    recipe = yaml.safe_load((FOLDER / "sample" / "xr-transformer.yaml").read_text(encoding="utf-8"))
+    spec = importlib.util.spec_from_file_location("quickstart", FOLDER / "quickstart.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert {name: recipe[name] for name in module.TRANSFORMER} == module.TRANSFORMER
 
 
 def test_the_sample_recipe_runs(tmp_path, capsys):
