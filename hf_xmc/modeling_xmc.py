@@ -116,6 +116,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
         self.tfidf = tfidf
         self.ranker = ranker
         self.tokenizer = tokenizer
+        # Precision in which `embed` runs the encoder: that of its weights, unless training in mixed precision sets it.
+        self.autocast_dtype: torch.dtype | None = None
         # transformers asks a model's parameters for its device and dtype and writes no weight file for a model without
         # any. A linear tagger has this one alone.
         self.anchor = nn.Parameter(torch.ones(()), requires_grad=False)
@@ -128,6 +130,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         *,
         pooling: str | None = None,
         dropout: float | None = None,
+        attn_implementation: str | None = None,
         labels: Labels | None = None,
         label_tree: LabelTree | None = None,
         tfidf: TfidfFeaturizer | None = None,
@@ -144,6 +147,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 `"mean"`, `"cls"` or `"last"`; by default what suits the encoder.
             dropout (`float`, *optional*):
                 Dropout inside the encoder in training; its own by default.
+            attn_implementation (`str`, *optional*):
+                How the encoder computes attention, such as `"sdpa"` or `"flash_attention_2"`.
             labels ([`Labels`], *optional*): Names of the labels.
             label_tree ([`LabelTree`], *optional*): The label hierarchy.
             tfidf ([`TfidfFeaturizer`], *optional*): Fitted sparse features.
@@ -158,8 +163,9 @@ class XMCForTextClassification(XMCPreTrainedModel):
             if dropout is not None:
                 set_dropout(encoder_config, dropout)
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub_kwargs)
-            encoder = load_encoder(name_or_path, config=encoder_config, **hub_kwargs)
-        except (OSError, ValueError) as error:
+            attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+            encoder = load_encoder(name_or_path, config=encoder_config, **attention, **hub_kwargs)
+        except (ImportError, OSError, ValueError) as error:
             raise OSError(
                 f"The encoder `{name_or_path}` cannot be loaded: {error} Pass the folder or the Hub id of a model "
                 "with config.json, weights and tokenizer."
@@ -242,6 +248,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         """
         was_training = self.training
         self.eval()
+        mixed = torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
         vectors = np.zeros((len(documents), self.vector_size), dtype=np.float32)
         padding = padding_id(self.config.encoder_config, self.tokenizer)
         for start in range(0, len(documents), _SORTED_TOGETHER):
@@ -253,7 +260,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
             for first in range(0, len(order), batch_size):
                 chosen = order[first : first + batch_size]
                 ids, mask = pad_batch([flat[i] for i in chosen], padding)
-                encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+                with mixed:
+                    encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
                 # Windows count by their length, so that a last short one does not weigh as much as a full one.
                 lengths = np.array([[len(flat[i])] for i in chosen], dtype=np.float32)
                 np.add.at(vectors, start + owner[chosen], encoded * lengths)

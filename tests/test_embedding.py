@@ -169,7 +169,11 @@ def change_layers(model):
     model.config.pooling_layers = 2
 
 
-@pytest.mark.parametrize("change", [change_weights, change_pooling, change_layers])
+def change_precision(model):
+    model.autocast_dtype = torch.bfloat16
+
+
+@pytest.mark.parametrize("change", [change_weights, change_pooling, change_layers, change_precision])
 def test_the_cache_knows_another_encoder(model, tmp_path, encoder_calls, change):
     tokens = tokenize_dataset(model, DOCUMENTS)
     before = embed_dataset(model, tokens, 8, str(tmp_path))

@@ -147,7 +147,7 @@ def fine_tuning(
             report_to="none",
         )
         labels = Labels([str(label) for label in range(num_labels)])
-        model = XMCForTextClassification.from_encoder(encoder, labels=labels, max_length=tokens)
+        model = XMCForTextClassification.from_encoder(encoder, dropout=0.0, labels=labels, max_length=tokens)
         trainer = ListeningTrainer(model=model, args=arguments, train_dataset=dataset, callbacks=[turns])
         trainer.turns = turns
         try:

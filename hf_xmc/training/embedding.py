@@ -141,9 +141,10 @@ def _token_settings(model: XMCForTextClassification) -> str:
 
 
 def _encoder_digest(model: XMCForTextClassification) -> str:
-    """Changes with the encoder's weights and with the way its states are pooled."""
+    """Changes with the encoder's weights, with their precision and with the way its states are pooled."""
     assert model.encoder is not None
-    fingerprint = hashlib.blake2b(f"{model.config.pooling} {model.config.pooling_layers}".encode(), digest_size=16)
+    settings = f"{model.config.pooling} {model.config.pooling_layers} {model.autocast_dtype}"
+    fingerprint = hashlib.blake2b(settings.encode(), digest_size=16)
     for name, tensor in sorted(model.encoder.state_dict().items()):
         fingerprint.update(name.encode())
         fingerprint.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())

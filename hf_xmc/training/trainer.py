@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 from transformers import (
@@ -184,7 +185,10 @@ class XMCTrainer(LevelTrainer):
 
     def _train_encoder(self, dataset: Dataset, stages: Stages, checkpoint: str | None, trial: Any) -> TrainOutput:
         if checkpoint is not None:
-            self._use_model(XMCForTextClassification.from_pretrained(checkpoint))
+            attention = self.args.encoder_attn_implementation
+            options = {} if attention is None else {"attn_implementation": attention}
+            self._use_model(XMCForTextClassification.from_pretrained(checkpoint, **options))
+        self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         self._run = run = EncoderRun(self.model, dataset, self.args, stages, self.label_texts)
         step = 0
         if checkpoint is not None:
@@ -202,6 +206,9 @@ class XMCTrainer(LevelTrainer):
             return self._train_in_stages(self._finish_run)
         finally:
             self._run = None
+            # From here on it predicts as it will when it is loaded: not in mixed precision.
+            self.model.autocast_dtype = None
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
 
     def _use_model(self, model: XMCForTextClassification) -> None:
         """Replaces the model by that of a checkpoint."""
@@ -390,6 +397,7 @@ def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassificat
         args.encoder_name,
         pooling=encoder.pooling,
         dropout=encoder.dropout,
+        attn_implementation=encoder.attn_implementation,
         pooling_layers=encoder.pooling_layers,
         max_length=encoder.max_length,
         long_text=encoder.long_text,

@@ -170,6 +170,7 @@ class XMCTrainingArguments(TrainingArguments):
     encoder_max_windows: int | None = _taken_over(EncoderArguments, "max_windows")
     encoder_pooling: str | None = _taken_over(EncoderArguments, "pooling")
     encoder_pooling_layers: int | None = _taken_over(EncoderArguments, "pooling_layers")
+    encoder_attn_implementation: str | None = _taken_over(EncoderArguments, "attn_implementation")
     encoder_dropout: float | None = _taken_over(EncoderArguments, "dropout")
 
     level_indices: list[int] | None = _taken_over(LevelArguments, "indices")
