@@ -6,6 +6,7 @@ Both sides take turns on the same documents within one process: what else the ma
 from __future__ import annotations
 
 import logging
+import resource
 import statistics
 import tempfile
 import time
@@ -202,6 +203,8 @@ def in_turns(bare_s: list[float], own_s: list[float], documents: int) -> dict[st
         "ratio": statistics.median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
         "documents_per_turn": documents,
+        # Of the process so far: label sets have to be measured in ascending order.
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "bare_s": bare_s,
         "own_s": own_s,
     }
@@ -241,10 +244,11 @@ def sorted_batches(model: XMCForTextClassification, texts: list[str], batch_size
 
 def format_speed(measured: dict[str, dict[str, Any]]) -> str:
     """Markdown of what was measured."""
-    head = ["", "bare encoder, docs/s", "hf-xmc, docs/s", "ratio", "range"]
+    head = ["", "bare encoder, docs/s", "hf-xmc, docs/s", "ratio", "range", "peak memory, GB"]
     rows = []
     for name, answer in measured.items():
         low, high = answer["ratio_range"]
         speeds = [f"{answer[key]:,.1f}" for key in ("bare_documents_per_s", "documents_per_s")]
-        rows.append([name, *speeds, f"{answer['ratio']:.3f}", f"{low:.3f} to {high:.3f}"])
+        spread = f"{low:.3f} to {high:.3f}"
+        rows.append([name, *speeds, f"{answer['ratio']:.3f}", spread, f"{answer['peak_gb']:.1f}"])
     return "\n".join(table(head, rows))
