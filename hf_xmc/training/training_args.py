@@ -7,6 +7,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
 from ..modeling_xmc import PREDICT_WITH
@@ -193,6 +194,8 @@ class XMCTrainingArguments(TrainingArguments):
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model: str | None = "nDCG@5"
             self.greater_is_better: bool | None = True
+        # The base class asks for this word where there is no other device than the CPU anyway.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
         # The columns of tokenised documents are not arguments of the model.
         self.remove_unused_columns = False
