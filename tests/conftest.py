@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,36 @@ def encoder_model_folder(documents: Dataset, tiny_encoder: Path, tmp_path_factor
     )
     XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
     return folder
+
+
+@pytest.fixture(scope="session")
+def few() -> Dataset:
+    """Fewer documents than `documents`: ten batches of 16 or five of 32."""
+    return make_documents(160, seed=7)
+
+
+@pytest.fixture
+def train(tiny_encoder: Path, few: Dataset, tmp_path: Path) -> Any:
+    """Trains into `tmp_path`; what is not an argument of the trainer is an option."""
+    from hf_xmc import XMCTrainer
+
+    def run(resume=None, folder=tmp_path, model=tiny_encoder, data=few, eval_dataset=None, callbacks=(), **options):
+        trainer = XMCTrainer(
+            model=model,
+            args=encoder_arguments(folder, **options),
+            train_dataset=data,
+            eval_dataset=eval_dataset,
+            callbacks=list(callbacks),
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def fast_garbage_collection() -> Any:
+    """Training collects garbage; what is there already need not be looked through every time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
