@@ -71,17 +71,21 @@ def make_tokenizer(plain: bool = False) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names)
 
 
-def encoder_arguments(folder: Path, **options: Any) -> Any:
-    """Options of a short training of `tiny_encoder` on a tree of three levels."""
+# Options of each method with an encoder that make a small model of 60 labels.
+SMALL_METHODS: dict[str, dict[str, Any]] = {
+    "xr-transformer": {"level_indices": [1, 2, 3], "level_negatives": ["both"], **THREE_LEVELS},
+}
+
+
+def encoder_arguments(folder: Path, method: str = "xr-transformer", **options: Any) -> Any:
+    """Options of a short training of `tiny_encoder`, by default on a tree of three levels."""
     from hf_xmc import XMCTrainingArguments
 
     defaults: dict[str, Any] = {
-        "method": "xr-transformer",
+        "method": method,
         "encoder_max_length": 16,
         "per_device_train_batch_size": 16,
         "per_device_eval_batch_size": 64,
-        "level_indices": [1, 2, 3],
-        "level_negatives": ["both"],
         "level_steps": [4],
         "level_learning_rate": [1e-3],
         "level_head_learning_rate": [1e-2],
@@ -90,7 +94,7 @@ def encoder_arguments(folder: Path, **options: Any) -> Any:
         "disable_tqdm": True,
         "report_to": "none",
     }
-    return XMCTrainingArguments(str(folder), **{**defaults, **THREE_LEVELS, **options})
+    return XMCTrainingArguments(str(folder), **{**defaults, **SMALL_METHODS[method], **options})
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import encoder_arguments, make_documents
+from conftest import SMALL_METHODS, encoder_arguments, make_documents
 from encoder_runs import (
     KEEP_BEST,
     PREDICT_WITH,
@@ -23,10 +23,9 @@ from transformers import EarlyStoppingCallback, pipeline
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
 from hf_xmc.cli.main import main
+from hf_xmc.training.methods import ENCODER_METHODS
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
-
-LEVELS = [4, 16, 60]
 
 
 # ---- Learning, saving, predicting ----
@@ -53,8 +52,13 @@ def test_fine_tuning_makes_the_heads_better(train, loss, tmp_path):
     assert tuned > frozen + 0.05
 
 
-def test_what_is_saved_predicts_the_same(train, tmp_path):
-    trainer = train(eval_dataset=make_documents(30, seed=2))
+def test_every_method_with_an_encoder_is_tested():
+    assert set(SMALL_METHODS) == set(ENCODER_METHODS)
+
+
+@pytest.mark.parametrize("method", ENCODER_METHODS)
+def test_what_is_saved_predicts_the_same(train, tmp_path, method):
+    trainer = train(method=method, predict_with="both", eval_dataset=make_documents(30, seed=2))
     loaded = XMCForTextClassification.from_pretrained(tmp_path)
     loaded.save_pretrained(tmp_path / "copy")
     copy = XMCForTextClassification.from_pretrained(tmp_path / "copy")
@@ -62,15 +66,15 @@ def test_what_is_saved_predicts_the_same(train, tmp_path):
         expected = trainer.model.predict(TEXTS, predict_with=kind)
         assert loaded.predict(TEXTS, predict_with=kind) == expected
         assert copy.predict(TEXTS, predict_with=kind) == expected
-    assert trainer.model.label_tree.level_sizes == LEVELS
-    assert (loaded.config.head_levels, loaded.config.trained_levels) == ([1, 2, 3], 3)
+    assert loaded.config.head_levels == SMALL_METHODS[method]["level_indices"]
+    assert loaded.config.trained_levels == len(loaded.config.head_levels) == len(loaded.heads)
     assert_same_model(tmp_path, tmp_path / "copy")
 
 
-def test_pipeline(encoder_model_folder):
-    tag = pipeline("extreme-text-classification", model=str(encoder_model_folder))
-    model = XMCForTextClassification.from_pretrained(encoder_model_folder)
-    expected = model.predict(TEXTS, top_k=3)
+@pytest.mark.parametrize("method", ENCODER_METHODS)
+def test_pipeline(train, tmp_path, method):
+    expected = train(method=method).model.predict(TEXTS, top_k=3)
+    tag = pipeline("extreme-text-classification", model=str(tmp_path))
     for batch_size in (1, 5):
         found = tag(TEXTS, top_k=3, batch_size=batch_size)
         for row, pairs in zip(found, expected, strict=True):
