@@ -51,8 +51,10 @@ class RowAdamW(torch.optim.AdamW):
         mean = state["exp_avg"][rows].lerp_(gradient, 1 - beta1)
         square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = steps, mean, square
-        size = group["lr"] / (1 - beta1 ** steps.to(torch.float64))
-        root = square.sqrt() / (1 - beta2 ** steps.to(torch.float64)).sqrt().unsqueeze(1)
-        update = mean / (root + group["eps"]) * size.unsqueeze(1)
-        values = parameter[rows] * (1 - group["lr"] * group["weight_decay"]) - update
-        parameter[rows] = values.to(parameter.dtype)
+        # Exact for each row, but not carried into its numbers: those of all rows in float64 would take most of the time.
+        counts = steps.to(torch.float64).unsqueeze(1)
+        size = (group["lr"] / (1 - beta1**counts)).to(mean.dtype)
+        correction = (1 - beta2**counts).sqrt().to(mean.dtype)
+        update = mean.div_(square.sqrt_().div_(correction).add_(group["eps"])).mul_(size)
+        values = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
+        parameter[rows] = values
