@@ -39,6 +39,14 @@ class XMCConfig(PreTrainedConfig):
             Part of the document vector that training hides from the heads.
         head_ranking (`str`, *optional*, defaults to `"leaf"`):
             `"leaf"`: the heads rank labels by their own margin, `"path"`: by the product of the probabilities above.
+        head_bottleneck (`int`, *optional*):
+            Length to which the document vector is projected before the labels score it; their head is a plain linear
+            layer by default.
+        head_tails (`list[int]`, *optional*):
+            Rare labels in each of several tails, which come after the frequent labels in the tree: the labels' head is
+            an adaptive one with a shorter vector for each tail.
+        head_shrink (`float`, *optional*, defaults to 2.0):
+            Factor by which the vector gets shorter from tail to tail.
         trained_levels (`int`, *optional*, defaults to 0):
             How many of the heads have been trained.
         predict_with (`str`, *optional*, defaults to `"ranker"`):
@@ -78,6 +86,9 @@ class XMCConfig(PreTrainedConfig):
     head_loss: str = "bce"
     head_dropout: float = 0.1
     head_ranking: str = "leaf"
+    head_bottleneck: int | None = None
+    head_tails: list[int] | None = None
+    head_shrink: float = 2.0
     trained_levels: int = 0
     predict_with: str = "ranker"
     heads_share: float = 0.0

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from .adaptive_head import AdaptiveHead, search_tails
 from .heads import LevelHead, node_probabilities
+
+Head = LevelHead | AdaptiveHead
 
 # Bounds what is held for documents that are searched together: numbers of gathered rows, or of margins.
 _MAX_NUMBERS = 1 << 25
@@ -14,7 +17,7 @@ _MAX_NUMBERS = 1 << 25
 
 def search_heads(
     vectors: torch.Tensor,
-    heads: Sequence[LevelHead],
+    heads: Sequence[Head],
     offsets: Sequence[torch.Tensor],
     top_k: int,
     beam_size: int,
@@ -28,7 +31,8 @@ def search_heads(
         vectors (`torch.Tensor` of shape `(batch, dimensions)`):
             Documents.
         heads (`Sequence[LevelHead]`):
-            Heads of the levels to pass, coarsest first.
+            Heads of the levels to pass, coarsest first. Where the last one is an [`AdaptiveHead`], the search is exact
+            and by the path, whatever the other arguments say.
         offsets (`Sequence[torch.Tensor]`):
             For each head but the first: where the nodes of its level under each node of the level before begin, see
             [`LabelTree.descendants`].
@@ -45,8 +49,8 @@ def search_heads(
         `tuple[torch.Tensor, torch.Tensor]`: probabilities and nodes of shape `(batch, top_k)`, best first; 0 and -1
         where the beam reached fewer.
     """
-    widest = max((_widest(below, beam_size) * vectors.shape[1] for below in offsets), default=0)
-    together = max(1, _MAX_NUMBERS // max(widest, len(heads[0].bias)))
+    widest = max((_numbers(*level, beam_size) for level in zip(heads[1:], offsets, strict=True)), default=0)
+    together = max(1, _MAX_NUMBERS // max(widest, heads[0].num_nodes))
     parts = [
         _search(part, heads, offsets, top_k, beam_size, loss, by_path) for part in vectors.split(together) if len(part)
     ]
@@ -59,13 +63,17 @@ def search_heads(
 
 def _search(
     vectors: torch.Tensor,
-    heads: Sequence[LevelHead],
+    heads: Sequence[Head],
     offsets: Sequence[torch.Tensor],
     top_k: int,
     beam_size: int,
     loss: str,
     by_path: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(heads[-1], AdaptiveHead):
+        gates = heads[-2]
+        assert isinstance(gates, LevelHead)
+        return search_tails(vectors, gates, heads[-1], top_k, loss)
     own = node_probabilities(heads[0](vectors), loss)
     path = own
     nodes = torch.arange(own.shape[1], device=own.device).expand_as(own)
@@ -104,7 +112,9 @@ def _children(nodes: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, t
     return children.masked_fill(missing, -1), parent
 
 
-def _widest(below: torch.Tensor, beam_size: int) -> int:
-    """Most nodes that a beam can reach below."""
+def _numbers(head: Head, below: torch.Tensor, beam_size: int) -> int:
+    """Most numbers that a document needs at a level: rows of all nodes that a beam can reach, or margins of tails."""
+    if isinstance(head, AdaptiveHead):
+        return head.num_nodes
     counts = (below[1:] - below[:-1]).sort(descending=True).values
-    return int(counts[: beam_size or None].sum())
+    return int(counts[: beam_size or None].sum()) * head.weight.shape[1]

@@ -1,4 +1,4 @@
-"""One linear layer per trained level of the label tree, and the losses it is trained by."""
+"""Linear layers that score the nodes of a level of the label tree, plain or behind a bottleneck, and their losses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ HEAD_LOSSES = ("bce", "squared_hinge")
 
 # Above this many nodes a step touches few of a level's rows: gradients then hold only those.
 SPARSE_ROWS = 16384
+# The rows behind a bottleneck are short, and candidates of whole clusters touch most of them: gradients of all rows
+# take less time until their memory counts. Measured on two busy cores for 59,307 labels of 300 numbers, 32 documents
+# with 75 clusters of 100 labels each: 0.55 s for a step with the union of the candidates and dense gradients, 1.2 s
+# with sparse ones, 2.0 s with rows gathered for every document.
+SPARSE_SHORT_ROWS = 1 << 18
 
 
 class LevelHead(nn.Module):
@@ -27,6 +32,7 @@ class LevelHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(num_nodes, dimensions))
         self.bias = nn.Parameter(torch.zeros(num_nodes))
+        self.num_nodes = num_nodes
         self.sparse = num_nodes > SPARSE_ROWS
 
     def forward(self, vectors: torch.Tensor, nodes: torch.Tensor | None = None) -> torch.Tensor:
@@ -47,6 +53,29 @@ class LevelHead(nn.Module):
         if nodes.dim() == 1:
             return functional.linear(vectors, rows, self.bias[nodes])
         return torch.einsum("bd,bnd->bn", vectors, rows) + self.bias[nodes]
+
+
+class BottleneckHead(LevelHead):
+    """
+    Linear classifiers on a short projection of the document vector: one short row per node.
+
+    Args:
+        num_nodes (`int`):
+            Nodes of the level.
+        dimensions (`int`):
+            Length of a document vector.
+        bottleneck (`int`):
+            Length of its projection.
+    """
+
+    def __init__(self, num_nodes: int, dimensions: int, bottleneck: int) -> None:
+        super().__init__(num_nodes, bottleneck)
+        self.projection = nn.Linear(dimensions, bottleneck, bias=False)
+        self.sparse = num_nodes > SPARSE_SHORT_ROWS
+
+    def forward(self, vectors: torch.Tensor, nodes: torch.Tensor | None = None) -> torch.Tensor:
+        """Margins of nodes, see [`LevelHead`]."""
+        return super().forward(self.projection(vectors.to(self.projection.weight.dtype)), nodes)
 
 
 def node_losses(margins: torch.Tensor, targets: torch.Tensor, loss: str) -> torch.Tensor:

@@ -17,10 +17,10 @@ from transformers.utils import ModelOutput
 
 from .configuration_xmc import XMCConfig
 from .features import Features
-from .head_search import search_heads
-from .heads import LevelHead, node_losses, node_probabilities
+from .head_search import Head
 from .label_tree import LabelTree
 from .labels import Labels
+from .level_heads import LevelHeads
 from .linear_ranker import LinearRanker
 from .pretrained_xmc import XMCPreTrainedModel
 from .text_encoder import (
@@ -108,9 +108,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
     ) -> None:
         super().__init__(config)
         self.encoder = None if config.encoder_config is None else make_encoder(config.encoder_config)
-        self.heads = nn.ModuleList()
-        for level in config.head_levels or ():
-            self.heads.append(LevelHead((config.level_sizes or [])[level - 1], self.vector_size))
+        self.heads = LevelHeads(config, self.vector_size)
         self.labels = labels
         self.label_tree = ranker.tree if label_tree is None and ranker is not None else label_tree
         self.tfidf = tfidf
@@ -186,21 +184,30 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 f"that, with `long_text='windows'` if texts are longer."
             )
 
-    def add_heads(self, levels: Sequence[int]) -> None:
+    def add_heads(
+        self,
+        levels: Sequence[int],
+        bottleneck: int | None = None,
+        tails: Sequence[int] | None = None,
+        shrink: float = 2.0,
+    ) -> None:
         """
-        Gives levels of the tree a new head each, all weights 0.
+        Gives levels of the tree a new head each, which says nothing yet.
 
         Args:
             levels (`Sequence[int]`):
                 Levels, counted from 1, ascending.
+            bottleneck (`int`, *optional*): See `head_bottleneck` of [`XMCConfig`].
+            tails (`Sequence[int]`, *optional*): See `head_tails` of [`XMCConfig`].
+            shrink (`float`, *optional*, defaults to 2.0): See `head_shrink` of [`XMCConfig`].
         """
         if self.encoder is None or self.label_tree is None:
             raise ValueError("Heads need an encoder and a label tree.")
-        sizes = self.label_tree.level_sizes
-        self.heads = nn.ModuleList(LevelHead(sizes[level - 1], self.vector_size) for level in levels)
-        self.heads.to(self.device)
-        self.config.head_levels, self.config.level_sizes = list(levels), sizes
-        self.config.trained_levels = 0
+        config = self.config
+        config.head_levels, config.level_sizes, config.trained_levels = list(levels), self.label_tree.level_sizes, 0
+        config.head_bottleneck, config.head_shrink = bottleneck, shrink
+        config.head_tails = None if tails is None else list(tails)
+        self.heads = LevelHeads(config, self.vector_size).to(self.device)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """
@@ -321,6 +328,7 @@ class XMCForTextClassification(XMCPreTrainedModel):
         nodes: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
+        levels: Sequence[dict[str, Any]] | None = None,
     ) -> XMCOutput:
         """
         Searches the best labels of each document or, with `level`, scores nodes of that level.
@@ -349,18 +357,25 @@ class XMCForTextClassification(XMCPreTrainedModel):
                 1 where a node is true, else 0.
             weights (`torch.Tensor` of shape `(batch, nodes)`, *optional*):
                 Weight of each node's loss; 0 leaves it out. All 1 by default.
+            levels (`Sequence[dict]`, *optional*):
+                What several levels are trained on together, see [`LevelHeads.joint_loss`].
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` `margins`, and with `targets`
-            the `loss`, the sum over nodes and the mean over documents.
+            or `levels` the `loss`, the sum over nodes and the mean over documents.
         """
         if input_ids is not None:
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             vectors = self.encode(input_ids, mask)
+            hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
+            if levels is not None:
+                assert self.label_tree is not None
+                return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))
             if level is not None:
-                return self._score_level(vectors, level, nodes, targets, weights)
+                margins, loss = self.heads.score(hidden, level, nodes, targets, weights)
+                return XMCOutput(loss=loss, margins=margins)
             features = Features(None, vectors.detach().cpu().numpy())
-        if level is not None:
+        if level is not None or levels is not None:
             raise ValueError("A level is scored from tokens: pass `input_ids`. `search_level` takes vectors.")
         if features is None:
             raise ValueError("There is nothing to work on: pass `features`, or `input_ids` for the encoder.")
@@ -414,7 +429,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
         positions = torch.from_numpy(self.label_tree.leaf_positions).to(indices.device)
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
         parts = zip(vectors.split(256), nodes.split(256), strict=True)
-        own = torch.cat([self._label_probabilities(part, labels) for part, labels in parts])
+        tree = self.label_tree
+        own = torch.cat([self.heads.label_probabilities(part, labels, tree) for part, labels in parts])
         found = self._predict_with_heads(features, own_count, beam_size)
         assert found.scores is not None and found.indices is not None
         known = (found.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
@@ -424,50 +440,15 @@ class XMCForTextClassification(XMCPreTrainedModel):
             torch.cat([indices, found.indices.masked_fill(known, -1)], dim=1),
         )
 
-    def _label_probabilities(self, vectors: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-        """What the heads say of nodes of the last level, as they rank labels by themselves."""
-        tree = self.label_tree
-        assert tree is not None
-        by_path = self.config.head_ranking == "path"
-        product = torch.ones(nodes.shape, device=vectors.device)
-        for level in (self.config.head_levels or ()) if by_path else (tree.depth,):
-            above = nodes
-            if level < tree.depth:
-                offsets = torch.from_numpy(tree.descendants(level, tree.depth)).to(nodes.device)
-                above = torch.searchsorted(offsets, nodes, right=True) - 1
-            product = product * node_probabilities(self.head(level)(vectors, above), self.config.head_loss)
-        return product
-
     def ranker_features(self, features: Features) -> Features:
         """Features as the ranker takes them: the encoder's vector in the length it has beside TF-IDF."""
         if self.encoder is None or features.dense is None or self.config.embedding_scale == 1:
             return features
         return Features(features.sparse, features.dense * np.float32(self.config.embedding_scale))
 
-    def _score_level(
-        self,
-        vectors: torch.Tensor,
-        level: int,
-        nodes: torch.Tensor | None,
-        targets: torch.Tensor | None,
-        weights: torch.Tensor | None,
-    ) -> XMCOutput:
-        vectors = functional.dropout(vectors, self.config.head_dropout, self.training)
-        margins = self.head(level)(vectors, nodes)
-        loss = None
-        if targets is not None:
-            losses = node_losses(margins.float(), targets, self.config.head_loss)
-            loss = (losses if weights is None else losses * weights).sum() / len(vectors)
-        return XMCOutput(loss=loss, margins=margins)
-
-    def head(self, level: int) -> LevelHead:
+    def head(self, level: int) -> Head:
         """The head of a level, counted from 1."""
-        levels = self.config.head_levels or []
-        if level not in levels:
-            raise ValueError(f"Level {level} has no head; these have: {', '.join(map(str, levels)) or 'none'}.")
-        head = self.heads[levels.index(level)]
-        assert isinstance(head, LevelHead)
-        return head
+        return self.heads.of(level)
 
     def search_level(
         self, vectors: torch.Tensor, level: int, top_k: int, beam_size: int | None = None
@@ -488,22 +469,8 @@ class XMCForTextClassification(XMCPreTrainedModel):
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: probabilities and nodes, `(batch, top_k)` each; 0 and -1 for none.
         """
-        self.head(level)
         assert self.label_tree is not None
-        levels = [other for other in self.config.head_levels or () if other <= level]
-        offsets = [
-            torch.from_numpy(self.label_tree.descendants(upper, lower)).to(vectors.device)
-            for upper, lower in zip(levels, levels[1:])
-        ]
-        return search_heads(
-            vectors,
-            [self.head(other) for other in levels],
-            offsets,
-            top_k,
-            20 if beam_size is None else beam_size,
-            self.config.head_loss,
-            self.config.head_ranking == "path",
-        )
+        return self.heads.search(vectors, self.label_tree, level, top_k, beam_size)
 
     def _check_label_head(self) -> None:
         levels, tree = self.config.head_levels or [], self.label_tree

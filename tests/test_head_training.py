@@ -83,7 +83,9 @@ def oracle_shortlist(model, index, negatives, beam_size, problem=PROBLEM):
     above = levels[index - 1]
     predicted = true = None
     if negatives != "tfn":
-        margins = oracles.margins_of(as_rows(problem.vectors), [weights_of(head) for head in model.heads[:index]])
+        margins = oracles.margins_of(
+            as_rows(problem.vectors), [weights_of(head) for head in list(model.heads)[:index]]
+        )
         by_path = model.config.head_ranking == "path"
         scores = oracles.head_scores(margins, levels[:index], OFFSETS, model.config.head_loss, by_path, beam_size)
         predicted = oracles.top_nodes(scores, beam_size) * (scores >= 0)

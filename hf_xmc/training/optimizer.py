@@ -51,7 +51,7 @@ class RowAdamW(torch.optim.AdamW):
         mean = state["exp_avg"][rows].lerp_(gradient, 1 - beta1)
         square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = steps, mean, square
-        # Exact for each row, but not carried into its numbers: those of all rows in float64 would take most of the time.
+        # In float64 for each row, but not for its numbers, which would take most of the time.
         counts = steps.to(torch.float64).unsqueeze(1)
         size = (group["lr"] / (1 - beta1**counts)).to(mean.dtype)
         correction = (1 - beta2**counts).sqrt().to(mean.dtype)
