@@ -74,6 +74,16 @@ def make_tokenizer(plain: bool = False) -> Any:
 # Options of each method with an encoder that make a small model of 60 labels.
 SMALL_METHODS: dict[str, dict[str, Any]] = {
     "xr-transformer": {"level_indices": [1, 2, 3], "level_negatives": ["both"], **THREE_LEVELS},
+    # Two levels although the labels are few; a beam that leaves clusters out.
+    "lightxml": {
+        "level_indices": [1, 2],
+        "level_bottleneck": 16,
+        "level_beam_size": [2],
+        "level_swa_steps": 2,
+        "encoder_pooling_layers": 2,
+        "tree_max_leaf_size": 8,
+    },
+    "aplc-xlnet": {"level_indices": [1, 2], "tree_shares": [0.4, 0.3, 0.3]},
 }
 
 

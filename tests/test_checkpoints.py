@@ -133,14 +133,16 @@ def test_no_random_state_there(tmp_path, keep_random_state):
 def test_level_state(tmp_path):
     shortlist = csr_matrix(np.array([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]], dtype=np.float32))
     state = {"active": 1, "schedule": {"steps": [3, 4], "ends": [2, 6]}, "run": {"seed": 3, "level_steps": None}}
-    save_level_state(str(tmp_path), state, shortlist)
+    save_level_state(str(tmp_path), state, [None, shortlist])
     assert_no_pickle(tmp_path)
-    loaded, found = load_level_state(str(tmp_path))
+    loaded, (nothing, found) = load_level_state(str(tmp_path))
+    assert nothing is None
     assert {name: loaded[name] for name in state} == state
     assert found.shape == shortlist.shape and (found != shortlist).nnz == 0 and found.dtype == np.float32
     # A later checkpoint in the same folder may be of a level without a shortlist.
-    save_level_state(str(tmp_path), state, None)
-    assert load_level_state(str(tmp_path))[1] is None
+    for shortlists in ([None], []):
+        save_level_state(str(tmp_path), state, shortlists)
+        assert load_level_state(str(tmp_path))[1] == shortlists
 
 
 # ---- Which checkpoint ----

@@ -227,7 +227,7 @@ def test_a_node_that_no_document_trains_rejects_everything():
     model, counts = make_model([1, 2]), PROBLEM.level_targets
     arguments = LevelArguments()
     only_first = csr_matrix(np.tile([1.0, 0.0, 0.0], (len(PROBLEM.truth), 1)).astype(np.float32))
-    data = level_data(TREE, counts, 2, 1, only_first, arguments)
+    data = level_data(TREE, counts, [1, 2], 1, only_first, arguments)
     bootstrap_head(model.heads[1], data, PROBLEM.vectors, arguments)
     weights, children = weights_of(model.heads[1]), OFFSETS[1][1]
     assert weights[:children, :-1].any(axis=1).all()

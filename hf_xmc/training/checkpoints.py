@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,25 +78,33 @@ def load_random_state(folder: str, process: int = 0) -> None:
         torch.cuda.set_rng_state_all(cuda)
 
 
-def save_level_state(folder: str, state: dict[str, Any], shortlist: csr_matrix | None) -> None:
-    """Writes the level at work, with what identifies the run, and its shortlist."""
-    if shortlist is not None:
-        tensors = {"indptr": shortlist.indptr.astype(np.int64), "indices": shortlist.indices.astype(np.int64)}
-        shape = ",".join(map(str, shortlist.shape))
-        save_tensors(os.path.join(folder, SHORTLIST_FILE), tensors, "shortlist", {"shape": shape})
-    write_json(os.path.join(folder, LEVEL_FILE), {**state, "has_shortlist": shortlist is not None})
+def save_level_state(folder: str, state: dict[str, Any], shortlists: Sequence[csr_matrix | None]) -> None:
+    """Writes the levels at work, with what identifies the run, and the shortlist of each that has one."""
+    tensors: dict[str, np.ndarray] = {}
+    for index, shortlist in enumerate(shortlists):
+        if shortlist is not None:
+            tensors[f"{index}.indptr"] = shortlist.indptr.astype(np.int64)
+            tensors[f"{index}.indices"] = shortlist.indices.astype(np.int64)
+    if tensors:
+        save_tensors(os.path.join(folder, SHORTLIST_FILE), tensors, "shortlist", {})
+    shapes = [None if shortlist is None else list(shortlist.shape) for shortlist in shortlists]
+    write_json(os.path.join(folder, LEVEL_FILE), {**state, "shortlists": shapes})
 
 
-def load_level_state(folder: str) -> tuple[dict[str, Any], csr_matrix | None]:
+def load_level_state(folder: str) -> tuple[dict[str, Any], list[csr_matrix | None]]:
     """Reads what [`save_level_state`] wrote."""
     state = read_json(os.path.join(folder, LEVEL_FILE))
-    shortlist = None
-    if state["has_shortlist"]:
-        tensors, metadata = load_tensors(os.path.join(folder, SHORTLIST_FILE), "shortlist")
-        documents, nodes = map(int, metadata["shape"].split(","))
-        ones = np.ones(len(tensors["indices"]), dtype=np.float32)
-        shortlist = csr_matrix((ones, tensors["indices"], tensors["indptr"]), shape=(documents, nodes))
-    return state, shortlist
+    shortlists: list[csr_matrix | None] = []
+    tensors: dict[str, np.ndarray] = {}
+    if any(shape is not None for shape in state["shortlists"]):
+        tensors, _ = load_tensors(os.path.join(folder, SHORTLIST_FILE), "shortlist")
+    for index, shape in enumerate(state["shortlists"]):
+        shortlist = None
+        if shape is not None:
+            indptr, indices = tensors[f"{index}.indptr"], tensors[f"{index}.indices"]
+            shortlist = csr_matrix((np.ones(len(indices), dtype=np.float32), indices, indptr), shape=tuple(shape))
+        shortlists.append(shortlist)
+    return state, shortlists
 
 
 def last_checkpoint(folder: str | os.PathLike) -> str | None:

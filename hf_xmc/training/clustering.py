@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -18,7 +18,8 @@ from .cluster_kernels import bisect, nearest_centre
 
 Progress = Callable[[str, int, int], None]
 
-CLUSTERINGS = ("balanced", "kmeans", "flat")
+CLUSTERINGS = ("balanced", "kmeans", "flat", "frequency")
+SHARES_OF = ("mass", "count")
 
 # A first level of up to this many nodes is searched whole; more are put under a level of their own.
 _MAX_TOP_NODES = 64
@@ -32,7 +33,8 @@ class TreeArguments:
     Args:
         clustering (`str`, *optional*, defaults to `"balanced"`):
             `"balanced"`: recursive balanced spherical k-means (Parabel, XR-Linear); `"kmeans"`: plain k-means, whose
-            clusters may differ in size (Bonsai); `"flat"`: no hierarchy, one-vs-rest (DiSMEC).
+            clusters may differ in size (Bonsai); `"flat"`: no hierarchy, one-vs-rest (DiSMEC); `"frequency"`: frequent
+            labels by themselves, rare ones in tails (APLC), see [`frequency_tree`].
         branching (`int`, *optional*, defaults to `16`):
             Children of an inner node; sixteen fill the lanes of the kernels.
         max_leaf_size (`int`, *optional*, defaults to `16`):
@@ -43,19 +45,35 @@ class TreeArguments:
             Largest number of rounds of one clustering.
         tree_seed (`int`, *optional*, defaults to `0`):
             Seed of the starting centres.
+        shares (`list[float]`, *optional*, defaults to `[0.7, 0.2, 0.1]`):
+            With `"frequency"` the parts of the frequent labels and of each tail; they add up to 1.
+        shares_of (`str`, *optional*, defaults to `"mass"`):
+            What the shares divide: `"mass"`, how often labels occur, or `"count"`, how many they are.
     """
 
     clustering: str = field(
         default="balanced",
-        metadata={"help": "How labels are grouped: balanced, kmeans or flat.", "choices": CLUSTERINGS},
+        metadata={"help": "How labels are grouped: balanced, kmeans, flat or frequency.", "choices": CLUSTERINGS},
     )
     branching: int = field(default=16, metadata={"help": "Children of an inner node."})
     max_leaf_size: int = field(default=16, metadata={"help": "Labels under a lowest node."})
     max_depth: int | None = field(default=None, metadata={"help": "Levels below the root, labels included."})
     kmeans_iterations: int = field(default=20, metadata={"help": "Largest number of rounds of one clustering."})
     tree_seed: int = field(default=0, metadata={"help": "Seed of the starting centres."})
+    shares: list[float] = field(
+        default_factory=lambda: [0.7, 0.2, 0.1],
+        metadata={"help": "Parts of frequent labels and of tails of rare ones."},
+    )
+    shares_of: str = field(
+        default="mass", metadata={"help": "Shares of occurrences (mass) or of labels (count).", "choices": SHARES_OF}
+    )
 
     def __post_init__(self) -> None:
+        self.shares = list(self.shares)
+        if min(self.shares, default=0) <= 0 or not math.isclose(sum(self.shares), 1, abs_tol=1e-6):
+            raise ValueError(f"`shares` must be greater than 0 and add up to 1, but are {self.shares}.")
+        if self.shares_of not in SHARES_OF:
+            raise ValueError(f"`shares_of={self.shares_of!r}` is not one of {', '.join(SHARES_OF)}.")
         if self.clustering not in CLUSTERINGS:
             raise ValueError(f"`clustering={self.clustering!r}` is not one of {', '.join(CLUSTERINGS)}.")
         for name, least in (("branching", 2), ("max_leaf_size", 2), ("kmeans_iterations", 1)):
@@ -87,12 +105,48 @@ def build_tree(
     num_labels = len(label_features)
     if num_labels == 0:
         raise ValueError("There are no labels to build a tree from: the training data has no label at all.")
+    if arguments.clustering == "frequency":
+        raise ValueError("Features say nothing of frequencies: `frequency_tree` makes the tree from counts.")
     if arguments.clustering == "flat" or arguments.max_depth == 1 or num_labels <= arguments.max_leaf_size:
         return LabelTree.flat(num_labels)
     rows = _Rows(label_features, num_threads)
     if arguments.clustering == "kmeans":
         return _kmeans_tree(rows, arguments, progress)
     return _balanced_tree(rows, arguments, num_threads, progress)
+
+
+def frequency_tree(counts: np.ndarray, shares: Sequence[float], shares_of: str = "mass") -> LabelTree:
+    """
+    Labels sorted by frequency and cut into frequent ones and tails, as a tree of two levels.
+
+    The first level has a node for each frequent label and then a gate for each tail; the second are the labels, most
+    frequent first. A tail without labels is left out, and a label does not make a tail of its own.
+
+    Args:
+        counts (`np.ndarray`):
+            Training documents of each label.
+        shares (`Sequence[float]`):
+            Parts of the frequent labels and of each tail.
+        shares_of (`str`, *optional*, defaults to `"mass"`):
+            What the shares divide: `"mass"`, the sum of `counts`, or `"count"`, the number of labels.
+    """
+    if len(counts) == 0:
+        raise ValueError("There are no labels to build a tree from: the training data has no label at all.")
+    order = np.argsort(-np.asarray(counts, dtype=np.int64), kind="stable")
+    mass = np.asarray(counts, dtype=np.float64)[order] if shares_of == "mass" else np.ones(len(order))
+    before = (np.cumsum(mass) - mass) / max(mass.sum(), 1)
+    # A label belongs to the share in which its part of the whole begins.
+    bounds = np.cumsum(shares)[:-1]
+    part = np.searchsorted(bounds, before + 1e-9, side="right")
+    num_frequent, *sizes = np.bincount(part, minlength=len(shares)).tolist()
+    tails: list[int] = []
+    for size in sizes:
+        if size == 1 and tails:
+            tails[-1] += 1
+        elif size:
+            tails.append(size)
+    children = [1] * num_frequent + tails
+    return LabelTree([np.array([0, len(children)]), np.concatenate([[0], np.cumsum(children)])], order)
 
 
 def balanced_arities(num_labels: int, branching: int, max_leaf_size: int, max_depth: int | None) -> list[int]:

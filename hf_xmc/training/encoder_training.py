@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,19 @@ from scipy.sparse import csr_matrix
 
 from ..evaluation.metrics import XMCMetrics
 from ..features import Features
+from ..level_heads import tail_sizes
 from ..modeling_xmc import XMCForTextClassification, mix_scores
+from .averaging import WeightAverage
 from .checkpoints import load_level_state, save_level_state
 from .embedding import embed_dataset, tokenize_dataset, tokens_digest
-from .head_training import bootstrap_head, level_data, make_level_data, needs_vectors, start_from_frequency
+from .head_training import (
+    bootstrap_head,
+    level_data,
+    make_level_data,
+    needs_vectors,
+    start_from_frequency,
+    starting_data,
+)
 from .levels import LevelData, Schedule
 from .linear_training import add_ranker, build_label_tree, prepare_features_and_tree
 from .prediction import feature_batches
@@ -65,62 +75,100 @@ class EncoderRun:
                 f"`predict_with='heads'` needs a head for the labels, level {model.label_tree.depth}, but only the "
                 f"levels {self.levels} are trained."
             )
-        if model.config.head_levels != self.levels:
-            model.add_heads(self.levels)
-        model.config.head_loss, model.config.head_dropout = self.arguments.loss, self.arguments.dropout
-        # A label that was told from its siblings only says nothing without the levels above.
-        told_from_siblings = "tfn" in self.arguments.choose_negatives(model.label_tree, self.levels)
-        model.config.head_ranking = "path" if told_from_siblings else "leaf"
+        # Levels that are trained in the same steps.
+        self.groups = self.arguments.group_levels(self.levels)
+        self._prepare_heads()
         with stages.stage("tokens"):
             self.tokens = tokenize_dataset(model, dataset)
         per_step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-        self.schedule = Schedule.from_arguments(self.arguments, len(self.levels), max(1, -(-len(dataset) // per_step)))
-        # Index of the level at work and its data; -1 before the first.
+        self.schedule = Schedule.from_arguments(self.arguments, len(self.groups), max(1, -(-len(dataset) // per_step)))
+        # Index of the group at work and the data of its levels; -1 before the first.
         self.active = -1
-        self.data: LevelData | None = None
+        self.data: list[LevelData] = []
+        self.average = WeightAverage()
         self._vectors: np.ndarray | None = None
         self._known_identity: dict[str, Any] | None = None
 
+    def _prepare_heads(self) -> None:
+        """Gives the model its heads, unless it has them from a checkpoint, and says how they work."""
+        model, arguments, config = self.model, self.arguments, self.model.config
+        assert model.label_tree is not None
+        if config.head_levels != self.levels:
+            # Without a level above there are few labels, and nothing to save.
+            bottleneck = arguments.bottleneck if len(self.levels) > 1 else None
+            tails = None if arguments.shrink is None else tail_sizes(model.label_tree)
+            with self.stages.stage("heads") as facts:
+                model.add_heads(self.levels, bottleneck, tails, arguments.shrink or config.head_shrink)
+                facts.update(heads_bytes=model.heads.num_bytes, full_width_bytes=model.heads.full_width_bytes)
+        config.head_loss, config.head_dropout = arguments.loss, arguments.dropout
+        # A label that was told from its siblings only says nothing without the levels above, and levels trained
+        # together are meant to be multiplied.
+        told_from_siblings = "tfn" in arguments.choose_negatives(model.label_tree, self.levels)
+        config.head_ranking = "path" if told_from_siblings or arguments.joint else "leaf"
+
     # ---- Levels ----
+
+    @property
+    def level(self) -> int:
+        """The level at work; of several the finest."""
+        return self.groups[self.active][-1]
 
     def enter_level(self, step: int) -> bool:
         """
-        Begins the level that the next step belongs to, unless it is at work already.
+        Begins the levels that the next step belongs to, unless they are at work already.
 
         Args:
             step (`int`):
                 Steps done.
 
         Returns:
-            `bool`: whether a new level has begun.
+            `bool`: whether a new group of levels has begun.
         """
         index = self.schedule.index(step)
         begun = False
         while self.active < index:
-            self._begin_level(self.active + 1)
+            self._begin_group(self.active + 1)
             begun = True
         return begun
 
-    def _begin_level(self, index: int) -> None:
-        level, arguments = self.levels[index], self.arguments
+    def _begin_group(self, index: int) -> None:
+        self._take_average()
+        self.data = [self._begin_level(self.levels.index(level)) for level in self.groups[index]]
+        self.active = index
+
+    def _begin_level(self, index: int) -> LevelData:
+        level, arguments, tree = self.levels[index], self.arguments, self.model.label_tree
         head = self.model.head(level)
-        assert self.model.label_tree is not None
-        needed = needs_vectors(arguments, self.model.label_tree, self.levels, index)
-        vectors = self.vectors() if needed else None
+        assert tree is not None
+        vectors = self.vectors() if needs_vectors(arguments, tree, self.levels, index) else None
         with self.stages.stage(f"level {level} shortlist") as facts:
             data = make_level_data(self.model, self.counts, index, arguments, vectors, self.stages.report)
             if data.shortlist is not None:
                 facts["nodes_above_per_document"] = data.shortlist.nnz / data.shortlist.shape[0]
+        start = starting_data(data, tree, self.counts, self.levels, index, arguments.joint)
         if arguments.bootstrap:
             assert vectors is not None
             with self.stages.stage(f"level {level} bootstrap"):
                 bootstrap_head(
-                    head, data, vectors, arguments, self.args.seed, self.args.num_threads, self.stages.report
+                    head, start, vectors, arguments, self.args.seed, self.args.num_threads, self.stages.report
                 )
         else:
-            start_from_frequency(head, data, arguments.loss)
-        self.active, self.data = index, data
+            start_from_frequency(head, start, arguments.loss)
         self.model.config.trained_levels = index + 1
+        return data
+
+    def after_step(self, step: int) -> None:
+        """Averages the weights after `step` steps, where it is their turn."""
+        if self.arguments.swa_start is None or self.active < 0:
+            return
+        done, planned = self.schedule.steps_done(step - 1)
+        late = done + 1 - round(self.arguments.swa_start * planned)
+        if late > 0 and late % self.arguments.swa_steps == 0:
+            self.average.add(self.model, step)
+
+    def _take_average(self) -> None:
+        if self.average.take(self.model):
+            self.encoder_changed()
 
     def vectors(self) -> np.ndarray:
         """The encoder's vectors of the training documents, made anew when the encoder has changed."""
@@ -137,11 +185,15 @@ class EncoderRun:
         self._vectors = None
 
     def level_inputs(self, documents: torch.Tensor) -> dict[str, Any]:
-        """What the model takes beside the tokens of some documents to train the level at work."""
-        assert self.data is not None
-        batch = self.data.batch(documents.cpu().numpy())
-        tensors = {name: torch.from_numpy(array).to(documents.device) for name, array in batch.items()}
-        return {"level": self.data.level, **tensors}
+        """What the model takes beside the tokens of some documents to train the levels at work."""
+        batches = []
+        for data in self.data:
+            batch = data.batch(documents.cpu().numpy())
+            for name, value in batch.items():
+                if isinstance(value, np.ndarray):
+                    batch[name] = torch.from_numpy(value).to(documents.device)
+            batches.append({"level": data.level, **batch})
+        return {"levels": batches} if self.arguments.joint else batches[0]
 
     # ---- After the levels ----
 
@@ -153,8 +205,9 @@ class EncoderRun:
             eval_dataset (`datasets.Dataset`, *optional*):
                 Documents on which the weight of the heads is chosen.
         """
-        while self.active + 1 < len(self.levels):
-            self._begin_level(self.active + 1)
+        while self.active + 1 < len(self.groups):
+            self._begin_group(self.active + 1)
+        self._take_average()
         model, args = self.model, self.args
         model.config.embedding_scale = args.embedding_scale
         model.config.predict_with = str(args.predict_with)
@@ -162,9 +215,13 @@ class EncoderRun:
             return
         features = model.ranker_features(Features(self.features.sparse, self.vectors()))
         tree = None
-        if args.refine_tree:
+        shape = args.make_tree_arguments()
+        if args.refine_tree or shape.clustering == "frequency":
+            # Labels that share a tail have nothing in common but being rare: no tree for a ranker.
+            if shape.clustering == "frequency":
+                shape = replace(shape, clustering="balanced")
             with self.stages.stage("refined tree"):
-                tree = build_label_tree(model, features, self.targets, args, self.stages)
+                tree = build_label_tree(model, features, self.targets, args, self.stages, shape)
         add_ranker(model, features, self.targets, args, self.stages, tree)
         has_label_head = model.label_tree is not None and model.label_tree.depth in self.levels
         if args.predict_with == "both" and not has_label_head:
@@ -184,14 +241,14 @@ class EncoderRun:
     # ---- Checkpoints ----
 
     def save(self, folder: str) -> None:
-        """Writes the level at work into a checkpoint."""
-        shortlist = None if self.data is None else self.data.shortlist
+        """Writes the levels at work into a checkpoint."""
         state = {"active": self.active, "schedule": self.schedule.state(), "run": self._identity()}
-        save_level_state(folder, state, shortlist)
+        save_level_state(folder, state, [data.shortlist for data in self.data])
+        self.average.save(folder)
 
     def load(self, folder: str) -> None:
         """Goes on where a checkpoint was written. Raises where it is of another run."""
-        state, shortlist = load_level_state(folder)
+        state, shortlists = load_level_state(folder)
         mine = self._identity()
         different = [name for name, value in mine.items() if state["run"].get(name) != value]
         if different or state["schedule"]["steps"] != self.schedule.steps:
@@ -202,10 +259,14 @@ class EncoderRun:
             )
         self.schedule.ends = state["schedule"]["ends"]
         self.active = state["active"]
+        self.average.load(folder, self.model.device)
         if self.active >= 0:
-            assert self.model.label_tree is not None
-            level, above = self.levels[self.active], self.levels[self.active - 1] if self.active else 0
-            self.data = level_data(self.model.label_tree, self.counts, level, above, shortlist, self.arguments)
+            tree, counts, levels = self.model.label_tree, self.counts, self.levels
+            assert tree is not None
+            self.data = [
+                level_data(tree, counts, levels, levels.index(level), shortlist, self.arguments)
+                for level, shortlist in zip(self.groups[self.active], shortlists, strict=True)
+            ]
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same when training goes on. Reads all tokens, but only once."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
 from scipy.special import logit
 
+from ..adaptive_head import AdaptiveHead
 from ..features import Features
-from ..heads import LevelHead
+from ..head_search import Head
+from ..heads import BottleneckHead, LevelHead
 from ..label_tree import LabelTree
 from ..lanes import LANES
 from ..modeling_xmc import XMCForTextClassification
@@ -26,6 +29,8 @@ _BOOTSTRAP_PASSES = 60
 
 # Documents that search the level above together.
 _DOCUMENTS_PER_SEARCH = 4096
+# Documents whose principal directions a projection starts from.
+_PRINCIPAL_DOCUMENTS = 16384
 
 
 def needs_vectors(arguments: LevelArguments, tree: LabelTree, levels: Sequence[int], index: int) -> bool:
@@ -61,10 +66,10 @@ def make_level_data(
     """
     tree, levels = model.label_tree, model.config.head_levels
     assert tree is not None and levels is not None
-    level, above = levels[index], levels[index - 1] if index else 0
+    above = levels[index - 1] if index else 0
     negatives = arguments.choose_negatives(tree, levels)[index]
     shortlist = None
-    if index > 0 and negatives != "all":
+    if index > 0 and negatives not in ("all", "dynamic") and arguments.shrink is None:
         size = tree.level_sizes[above - 1]
         parts = []
         if negatives != "man":
@@ -75,18 +80,20 @@ def make_level_data(
             parts.append(_predicted_nodes(model, vectors, above, min(beam_size, size), progress))
         shortlist = csr_matrix(sum(parts[1:], start=parts[0]) > 0, dtype=np.float32)
         shortlist.sort_indices()
-    return level_data(tree, counts, level, above, shortlist, arguments)
+    return level_data(tree, counts, levels, index, shortlist, arguments)
 
 
 def level_data(
     tree: LabelTree,
     counts: list[csr_matrix],
-    level: int,
-    above: int,
+    levels: Sequence[int],
+    index: int,
     shortlist: csr_matrix | None,
     arguments: LevelArguments,
 ) -> LevelData:
-    """The data of a level with a shortlist that is there already."""
+    """The data of the `index`-th of the trained levels with a shortlist that is there already."""
+    level, above = levels[index], levels[index - 1] if index else 0
+    is_dynamic = index > 0 and arguments.choose_negatives(tree, levels)[index] == "dynamic"
     return LevelData(
         level,
         counts[level - 1],
@@ -94,7 +101,34 @@ def level_data(
         shortlist,
         arguments.cost_sensitive,
         arguments.negative_weight,
+        in_pass=is_dynamic or (index > 0 and arguments.shrink is not None),
+        beam_size=per_level(arguments.beam_size, len(levels), "beam_size")[index] if is_dynamic else None,
     )
+
+
+def starting_data(
+    data: LevelData, tree: LabelTree, counts: list[csr_matrix], levels: Sequence[int], index: int, joint: bool
+) -> LevelData:
+    """
+    What the head of a level starts from: its own data or, where the level above is trained in the same steps, the
+    children of the true nodes. They are few, the same for all kinds of negatives, and the levels above tell the rest.
+    """
+    if not joint or index == 0:
+        return data
+    siblings = csr_matrix(counts[levels[index - 1] - 1] > 0, dtype=np.float32)
+    return LevelData(data.level, data.counts, data.offsets, siblings, data.cost_sensitive, data.negative_weight)
+
+
+def _parts(head: Head, data: LevelData) -> Iterator[tuple[LevelHead, LevelData]]:
+    """A head with its data; of an adaptive head each tail with its own, the documents with a true label in it."""
+    if not isinstance(head, AdaptiveHead):
+        yield head, data
+        return
+    for tail, first, end in head.parts():
+        counts = data.counts[:, first:end]
+        inside = csr_matrix((np.diff(counts.indptr) > 0)[:, None], dtype=np.float32)
+        offsets = np.array([0, end - first])
+        yield tail, LevelData(data.level, counts, offsets, inside, data.cost_sensitive, data.negative_weight)
 
 
 @torch.no_grad()
@@ -119,7 +153,7 @@ def _predicted_nodes(
 
 
 def bootstrap_head(
-    head: LevelHead,
+    head: Head,
     data: LevelData,
     vectors: np.ndarray,
     arguments: LevelArguments,
@@ -130,8 +164,11 @@ def bootstrap_head(
     """
     Sets a head to the solution of the level's objective with the encoder as it is.
 
+    A projection starts from the principal directions of the vectors, and the rows behind it from the solution on what
+    it makes of them.
+
     Args:
-        head ([`LevelHead`]):
+        head ([`LevelHead`] or [`AdaptiveHead`]):
             The head; it is overwritten.
         data ([`LevelData`]):
             The level's targets, shortlists and weights.
@@ -146,6 +183,37 @@ def bootstrap_head(
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
     """
+    for part, own_data in _parts(head, data):
+        own_vectors = vectors
+        if isinstance(part, BottleneckHead):
+            directions = principal_directions(vectors, part.weight.shape[1], seed)
+            with torch.no_grad():
+                part.projection.weight.copy_(torch.from_numpy(directions))
+            own_vectors = vectors @ directions.T
+        _solve(part, own_data, own_vectors, arguments, seed, num_threads, progress)
+
+
+def principal_directions(vectors: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """Orthonormal rows that keep most of the vectors' length, of a sample where there are many."""
+    if len(vectors) > _PRINCIPAL_DOCUMENTS:
+        chosen = np.random.default_rng(seed).choice(len(vectors), _PRINCIPAL_DOCUMENTS, replace=False)
+        vectors = vectors[np.sort(chosen)]
+    moments = (vectors.T @ vectors).astype(np.float64)
+    largest = [moments.shape[0] - count, moments.shape[0] - 1]
+    directions = eigh(moments, subset_by_index=largest)[1][:, ::-1].T
+    return np.ascontiguousarray(directions, dtype=np.float32)
+
+
+def _solve(
+    head: LevelHead,
+    data: LevelData,
+    vectors: np.ndarray,
+    arguments: LevelArguments,
+    seed: int,
+    num_threads: int | None,
+    progress: Progress | None,
+) -> None:
+    """Sets the rows of a head to the solution on vectors of their length."""
     cost = arguments.bootstrap_cost
     # The solver scales the shares of cost-sensitive positives to `cost` on average, and so the others with them.
     scale = data.mean_true if data.cost_sensitive else 1.0
@@ -181,18 +249,26 @@ def bootstrap_head(
         head.bias.copy_(torch.from_numpy(solution[:, -1]))
 
 
-def start_from_frequency(head: LevelHead, data: LevelData, loss: str) -> None:
+def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
     """
-    Sets a head's weights to 0 and its biases to what is right without looking at the document.
+    Sets a head's rows to 0 and its biases to what is right without looking at the document.
 
     Args:
-        head ([`LevelHead`]):
-            The head; it is overwritten.
+        head ([`LevelHead`] or [`AdaptiveHead`]):
+            The head; its rows are overwritten, projections stay what they are.
         data ([`LevelData`]):
             The level's targets and shortlists.
         loss (`str`):
             Loss of the heads.
     """
+    for part, own_data in _parts(head, data):
+        bias = _frequency_bias(own_data, loss)
+        with torch.no_grad():
+            part.weight.zero_()
+            part.bias.copy_(torch.from_numpy(bias.astype(np.float32)))
+
+
+def _frequency_bias(data: LevelData, loss: str) -> np.ndarray:
     true = np.bincount(data.counts.indices, minlength=data.counts.shape[1]).astype(np.float64)
     shown = np.full(len(true), float(data.counts.shape[0]))
     if data.shortlist is not None:
@@ -205,7 +281,4 @@ def start_from_frequency(head: LevelHead, data: LevelData, loss: str) -> None:
         true = np.bincount(data.counts.indices[known], minlength=len(true)).astype(np.float64)
     # As if each node had been seen once more as true and once more as false.
     probability = (true + 1) / (shown + 2)
-    bias = logit(probability) if loss == "bce" else 2 * probability - 1
-    with torch.no_grad():
-        head.weight.zero_()
-        head.bias.copy_(torch.from_numpy(bias.astype(np.float32)))
+    return logit(probability) if loss == "bce" else 2 * probability - 1

@@ -87,7 +87,7 @@ class LevelTrainer(Trainer):
         return EpochLengthSampler(batch_size, list(train_dataset["length"]), seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW with one group for the encoder, one for its parameters without weight decay, one for the heads."""
+        """AdamW with groups for the encoder, its parameters without weight decay, projections and rows of heads."""
         if self.optimizer is None:
             if self.args.optim not in ("adamw_torch", "adamw_torch_fused"):
                 raise ValueError(f"`optim={self.args.optim}` is not supported: heads of large levels need AdamW.")
@@ -95,16 +95,19 @@ class LevelTrainer(Trainer):
             decaying = set(self.get_decay_parameter_names(model))
             encoder: list[nn.Parameter] = []
             plain: list[nn.Parameter] = []
+            projections: list[nn.Parameter] = []
             heads: list[nn.Parameter] = []
             for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    group = heads if name.startswith("heads.") else encoder if name in decaying else plain
-                    group.append(parameter)
+                if parameter.requires_grad and name.startswith("heads."):
+                    (projections if ".projection." in name else heads).append(parameter)
+                elif parameter.requires_grad:
+                    (encoder if name in decaying else plain).append(parameter)
             # The scheduler sets the learning rates: encoder first, heads last.
             self.optimizer = RowAdamW(
                 [
                     {"params": encoder, "weight_decay": self.args.weight_decay},
                     {"params": plain, "weight_decay": 0.0},
+                    {"params": projections, "weight_decay": self.args.weight_decay},
                     {"params": heads, "weight_decay": self.args.weight_decay},
                 ],
                 lr=1.0,
@@ -121,9 +124,10 @@ class LevelTrainer(Trainer):
         if self.lr_scheduler is None:
             assert self._run is not None
             schedule = self._run.schedule
+            encoder, heads = schedule.learning_rate, schedule.head_learning_rate
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 self.optimizer if optimizer is None else optimizer,
-                [schedule.learning_rate, schedule.learning_rate, schedule.head_learning_rate],
+                [encoder, encoder, schedule.projection_learning_rate, heads],
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -143,7 +147,7 @@ class LevelTrainer(Trainer):
 
     def _level_name(self) -> str:
         assert self._run is not None
-        return f"level {self._run.levels[self._run.active]}/{self._run.levels[-1]}"
+        return f"level {'+'.join(map(str, self._run.groups[self._run.active]))}/{self._run.levels[-1]}"
 
     def compute_loss(
         self,
@@ -189,6 +193,8 @@ class LevelTrainer(Trainer):
         return self._clip_grad_norm(model, float("inf")) if grad_norm is None else grad_norm
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        assert self._run is not None
+        self._run.after_step(self.state.global_step)
         self._end_level_if_asked()
         self._save_at_end_of_level()
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -240,7 +246,7 @@ class LevelTrainer(Trainer):
             step, now = self.state.global_step, time.perf_counter()
             batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
             logs["head_learning_rate"] = self._run.schedule.head_learning_rate(step - 1)
-            logs["level"] = self._run.levels[self._run.active]
+            logs["level"] = self._run.level
             logs["documents_per_second"] = round((step - self._last_log[0]) * batch / (now - self._last_log[1]), 2)
             self._last_log = (step, now)
         super().log(logs, start_time)

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from ..heads import HEAD_LOSSES, SPARSE_ROWS
 from ..label_tree import LabelTree
 
-HEAD_NEGATIVES = ("tfn", "man", "both", "all")
+HEAD_NEGATIVES = ("tfn", "man", "both", "all", "dynamic")
 
 T = TypeVar("T")
 
@@ -32,13 +32,18 @@ class LevelArguments:
         steps (`list[int]`, *optional*): Optimiser steps, in place of `epochs`.
         learning_rate (`list[float]`, *optional*, defaults to `[1e-4]`): Highest learning rate of the encoder.
         head_learning_rate (`list[float]`, *optional*, defaults to `[5e-3]`): Highest learning rate of the head.
+        projection_learning_rate (`list[float]`, *optional*):
+            Highest learning rate of what shortens the vector for a head; that of the head by default.
         warmup (`float`, *optional*, defaults to 0.1):
-            Part of a level's steps in which the learning rates rise; in the rest they fall to 0.
+            Part of a level's steps in which the learning rates rise; in the rest they fall.
+        rate_floor (`float`, *optional*, defaults to 0.0):
+            Part of the highest learning rates from which they rise and to which they fall; 1 keeps them constant.
         loss (`str`, *optional*, defaults to `"bce"`): `"bce"` or `"squared_hinge"`.
         negatives (`list[str]`, *optional*):
             Nodes in the loss of a document: `"tfn"` those under the true nodes of the level before, `"man"` those
-            under the nodes that the model itself finds there, `"both"` or `"all"`. By default all of a level that is
-            small enough, both of others.
+            under the nodes that the model itself finds there before the first step, `"both"` or `"all"`; `"dynamic"`
+            those under the nodes that it finds in the very same pass, and the true ones. By default all of a level
+            that is small enough, both of others.
         beam_size (`list[int]`, *optional*, defaults to `[20]`): Nodes of the level before that the model finds.
         cost_sensitive (`bool`, *optional*, defaults to `False`):
             Whether a true node weighs as its share of the document's labels, equation (6).
@@ -48,6 +53,18 @@ class LevelArguments:
             Whether a head starts from the linear model of the level on the encoder as it is, equation (11).
         bootstrap_cost (`float`, *optional*, defaults to 4.0): Weight C of the loss of that linear model.
         dropout (`float`, *optional*, defaults to 0.1): Part of the document vector that is hidden from the heads.
+        joint (`bool`, *optional*, defaults to `False`):
+            Whether all levels are trained in the same steps, by the sum of their losses, instead of one after another.
+            A head below another one then starts from what tells the children of the true nodes apart.
+        bottleneck (`int`, *optional*):
+            Length to which the vector is projected before the labels score it, where a level above has a head.
+        shrink (`float`, *optional*):
+            Makes the labels' head an adaptive one: each tail of a tree by frequency gets a vector shorter by this
+            factor than that of the tail before.
+        swa_start (`float`, *optional*):
+            Part of a level's steps after which weights are averaged; the mean is evaluated and kept. Not at all by
+            default.
+        swa_steps (`int`, *optional*, defaults to 10): Steps from one averaged state to the next.
     """
 
     indices: list[int] | None = field(default=None, metadata={"help": "Levels to train; -1 are the labels."})
@@ -60,9 +77,15 @@ class LevelArguments:
     head_learning_rate: list[float] = field(
         default_factory=lambda: [5e-3], metadata={"help": "Highest learning rate of the head."}
     )
+    projection_learning_rate: list[float] | None = field(
+        default=None, metadata={"help": "The same of what shortens the vector for a head."}
+    )
     warmup: float = field(default=0.1, metadata={"help": "Part of the steps in which the learning rates rise."})
+    rate_floor: float = field(default=0.0, metadata={"help": "Part of the learning rates that is left at the end."})
     loss: str = field(default="bce", metadata={"help": "Loss of the heads.", "choices": HEAD_LOSSES})
-    negatives: list[str] | None = field(default=None, metadata={"help": "Nodes in the loss: tfn, man, both or all."})
+    negatives: list[str] | None = field(
+        default=None, metadata={"help": "Nodes in the loss: tfn, man, both, all or dynamic."}
+    )
     beam_size: list[int] = field(
         default_factory=lambda: [20], metadata={"help": "Nodes of the level before that the model finds."}
     )
@@ -71,9 +94,15 @@ class LevelArguments:
     bootstrap: bool = field(default=True, metadata={"help": "Start heads from a linear model."})
     bootstrap_cost: float = field(default=4.0, metadata={"help": "Weight of the loss of that linear model."})
     dropout: float = field(default=0.1, metadata={"help": "Part of the document vector hidden from the heads."})
+    joint: bool = field(default=False, metadata={"help": "Train all levels in the same steps."})
+    bottleneck: int | None = field(default=None, metadata={"help": "Length of the vector that the labels score."})
+    shrink: float | None = field(default=None, metadata={"help": "How much shorter each tail's vector is."})
+    swa_start: float | None = field(default=None, metadata={"help": "Part of the steps before weights are averaged."})
+    swa_steps: int = field(default=10, metadata={"help": "Steps from one averaged state to the next."})
 
     def __post_init__(self) -> None:
-        for name in ("indices", "epochs", "steps", "learning_rate", "head_learning_rate", "negatives", "beam_size"):
+        rates = ("learning_rate", "head_learning_rate", "projection_learning_rate")
+        for name in ("indices", "epochs", "steps", *rates, "negatives", "beam_size"):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, list(value) if isinstance(value, (list, tuple)) else [value])
@@ -82,18 +111,41 @@ class LevelArguments:
         for negatives in self.negatives or ():
             if negatives not in HEAD_NEGATIVES:
                 raise ValueError(f"`negatives={negatives!r}` is not one of {', '.join(HEAD_NEGATIVES)}.")
-        for name in ("epochs", "steps", "learning_rate", "head_learning_rate"):
+        for name in ("epochs", "steps", *rates):
             if any(not value >= 0 for value in getattr(self, name) or ()):
                 raise ValueError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
         if any(value < 1 for value in self.beam_size):
             raise ValueError(f"`beam_size` must be at least 1, not {self.beam_size}.")
-        for name in ("warmup", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("warmup", "dropout", "swa_start"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"`{name}` must be at least 0 and less than 1, not {getattr(self, name)}.")
         if self.negative_weight is not None and not self.negative_weight >= 0:
             raise ValueError(f"`negative_weight` must not be negative, but is {self.negative_weight}.")
         if not self.bootstrap_cost > 0:
             raise ValueError(f"`bootstrap_cost` must be greater than 0, not {self.bootstrap_cost}.")
+        if not 0 <= self.rate_floor <= 1:
+            raise ValueError(f"`rate_floor` must be between 0 and 1, not {self.rate_floor}.")
+        for name in ("bottleneck", "swa_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, not {value}.")
+        self._check_joint()
+
+    def _check_joint(self) -> None:
+        """Raises where options contradict each other that concern levels trained together."""
+        if "dynamic" in (self.negatives or ()) and not self.joint:
+            raise ValueError("`negatives='dynamic'` needs the level above in the same pass: set `joint`.")
+        if self.shrink is None:
+            return
+        if not self.shrink >= 1:
+            raise ValueError(f"`shrink` must be at least 1, not {self.shrink}.")
+        if not self.joint or self.bottleneck is not None:
+            raise ValueError("`shrink` needs `joint` and goes without `bottleneck`: tails have their own projections.")
+        if set(self.negatives or ()) != {"tfn"}:
+            raise ValueError(
+                f"`shrink` needs `negatives='tfn'`, not {self.negatives}: a tail's loss counts the documents with a "
+                "true label in it."
+            )
 
     def choose_levels(self, tree: LabelTree) -> list[int]:
         """The levels of a tree to train, ascending."""
@@ -113,6 +165,10 @@ class LevelArguments:
                 f"{tree.depth}, or -{tree.depth} to -1, of {tree.level_sizes} nodes."
             )
         return levels
+
+    def group_levels(self, levels: Sequence[int]) -> list[list[int]]:
+        """The levels that are trained in the same steps, group after group."""
+        return [list(levels)] if self.joint else [[level] for level in levels]
 
     def choose_negatives(self, tree: LabelTree, levels: Sequence[int]) -> list[str]:
         """The kind of negatives of each trained level."""
@@ -141,6 +197,8 @@ class Schedule:
         learning_rates (`Sequence[float]`): Highest learning rate of the encoder at each level.
         head_learning_rates (`Sequence[float]`): The same for the heads.
         warmup (`float`): Part of a level's steps in which the learning rates rise.
+        projection_learning_rates (`Sequence[float]`, *optional*): The same for projections; as the heads by default.
+        floor (`float`, *optional*, defaults to 0.0): Part of them from which they rise and to which they fall.
     """
 
     def __init__(
@@ -149,15 +207,19 @@ class Schedule:
         learning_rates: Sequence[float],
         head_learning_rates: Sequence[float],
         warmup: float,
+        projection_learning_rates: Sequence[float] | None = None,
+        floor: float = 0.0,
     ) -> None:
         self.steps = list(steps)
         self.learning_rates, self.head_learning_rates = list(learning_rates), list(head_learning_rates)
-        self.warmup = warmup
+        self.projection_learning_rates = list(projection_learning_rates or head_learning_rates)
+        self.warmup, self.floor = warmup, floor
         self.ends = np.cumsum(self.steps).tolist()
 
     @classmethod
     def from_arguments(cls, arguments: LevelArguments, num_levels: int, steps_per_epoch: int) -> Schedule:
-        """The schedule for so many levels."""
+        """The schedule for so many levels, or groups of them."""
+        projections = arguments.projection_learning_rate
         if arguments.steps is not None:
             steps = per_level(arguments.steps, num_levels, "steps")
         else:
@@ -168,6 +230,8 @@ class Schedule:
             per_level(arguments.learning_rate, num_levels, "learning_rate"),
             per_level(arguments.head_learning_rate, num_levels, "head_learning_rate"),
             arguments.warmup,
+            None if projections is None else per_level(projections, num_levels, "projection_learning_rate"),
+            arguments.rate_floor,
         )
 
     @property
@@ -185,14 +249,17 @@ class Schedule:
         saved = self.ends[index] - step
         self.ends = [end - saved if i >= index else end for i, end in enumerate(self.ends)]
 
+    def steps_done(self, step: int) -> tuple[int, int]:
+        """How many steps of its level are done after `step` steps, and how many were planned, early end or not."""
+        index = self.index(step)
+        return step - (self.ends[index - 1] if index else 0), self.steps[index]
+
     def factor(self, step: int) -> float:
         """What part of their highest value the learning rates have after `step` steps."""
-        index = self.index(step)
-        # The planned number, also where the level was ended early.
-        planned, begin = self.steps[index], self.ends[index - 1] if index else 0
-        done = step - begin
+        done, planned = self.steps_done(step)
         rising = max(1, round(self.warmup * planned))
-        return min((done + 1) / rising, max(0.0, (planned - done) / max(1, planned - rising)), 1.0)
+        part = min((done + 1) / rising, max(0.0, (planned - done) / max(1, planned - rising)), 1.0)
+        return self.floor + (1 - self.floor) * part
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the encoder after `step` steps."""
@@ -201,6 +268,10 @@ class Schedule:
     def head_learning_rate(self, step: int) -> float:
         """Learning rate of the heads after `step` steps."""
         return self.head_learning_rates[self.index(step)] * self.factor(step)
+
+    def projection_learning_rate(self, step: int) -> float:
+        """Learning rate of the projections after `step` steps."""
+        return self.projection_learning_rates[self.index(step)] * self.factor(step)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
@@ -225,6 +296,10 @@ class LevelData:
             See [`LevelArguments`].
         negative_weight (`float`, *optional*):
             See [`LevelArguments`].
+        in_pass (`bool`, *optional*, defaults to `False`):
+            Whether the model finds the candidates in the pass that trains it: a batch then has true nodes only.
+        beam_size (`int`, *optional*):
+            Nodes of the level before that it finds.
     """
 
     def __init__(
@@ -235,8 +310,11 @@ class LevelData:
         shortlist: csr_matrix | None = None,
         cost_sensitive: bool = False,
         negative_weight: float | None = None,
+        in_pass: bool = False,
+        beam_size: int | None = None,
     ) -> None:
         self.level, self.counts, self.offsets, self.shortlist = level, counts, offsets, shortlist
+        self.in_pass, self.beam_size = in_pass, beam_size
         self.cost_sensitive = cost_sensitive
         labelled = np.count_nonzero(np.diff(counts.indptr))
         self.mean_true = counts.nnz / labelled if labelled else 1.0
@@ -244,15 +322,19 @@ class LevelData:
             negative_weight = 1 / self.mean_true if cost_sensitive else 1.0
         self.negative_weight = negative_weight
 
-    def batch(self, documents: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, documents: np.ndarray) -> dict[str, Any]:
         """
         What the head is trained on for some documents.
 
         Returns:
-            `dict[str, np.ndarray]`: `targets` and `weights`, float32 `(documents, nodes)`; where not all nodes of the
-            level are among them, `nodes`, int64 `(nodes,)`: the candidates of any of the documents, ascending.
+            `dict[str, Any]`: `targets` and `weights`, float32 `(documents, nodes)`; where not all nodes of the level
+            are among them, `nodes`, int64 `(nodes,)`: the candidates of any of the documents, ascending. With
+            `in_pass` `true_nodes` and `true_weights` of shape `(documents, most)`, -1 for none, and the numbers
+            `negative_weight` and `beam_size`, where there is one.
         """
         true = self.counts[documents]
+        if self.in_pass:
+            return self._true_batch(true)
         rows = np.repeat(np.arange(len(documents)), np.diff(true.indptr))
         columns, counts = true.indices, true.data
         if self.shortlist is None:
@@ -277,6 +359,16 @@ class LevelData:
             weights[rows, columns] = 1
         batch = {"targets": targets, "weights": weights}
         return batch if nodes is None else {"nodes": nodes, **batch}
+
+    def _true_batch(self, true: csr_matrix) -> dict[str, Any]:
+        lengths = np.diff(true.indptr)
+        places = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        nodes, weights = np.full(places.shape, -1, dtype=np.int64), np.ones(places.shape, dtype=np.float32)
+        nodes[places] = true.indices
+        if self.cost_sensitive:
+            weights[places] = true.data / np.repeat(np.asarray(true.sum(axis=1)).ravel(), lengths)
+        batch = {"true_nodes": nodes, "true_weights": weights, "negative_weight": self.negative_weight}
+        return batch if self.beam_size is None else {**batch, "beam_size": self.beam_size}
 
     def _candidates(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Row and node of every candidate, row by row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 
@@ -10,7 +11,7 @@ from ..features import Features
 from ..label_tree import LabelTree
 from ..labels import Labels
 from ..modeling_xmc import XMCForTextClassification
-from .clustering import build_tree
+from .clustering import TreeArguments, build_tree, frequency_tree
 from .label_features import pifa, side_by_side
 from .progress import CountedTexts, Stages
 from .ranker_training import train_ranker
@@ -122,11 +123,15 @@ def build_label_tree(
     targets: csr_matrix,
     args: XMCTrainingArguments,
     stages: Stages,
+    arguments: TreeArguments | None = None,
 ) -> LabelTree:
-    """The label tree of documents with these features."""
-    arguments = args.make_tree_arguments()
+    """The label tree of documents with these features; its shape is that of the options by default."""
+    arguments = args.make_tree_arguments() if arguments is None else arguments
     if arguments.clustering == "flat":
         return LabelTree.flat(targets.shape[1])
+    if arguments.clustering == "frequency":
+        counts = np.bincount(targets.indices, minlength=targets.shape[1])
+        return frequency_tree(counts, arguments.shares, arguments.shares_of)
     parts = []
     if args.label_features in ("pifa", "both"):
         parts.append(pifa(features, targets, args.label_max_features, args.num_threads))

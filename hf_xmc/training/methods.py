@@ -14,6 +14,28 @@ _PRODUCT_ALONG_THE_PATH: dict[str, Any] = {
 METHODS: dict[str, dict[str, Any]] = {
     # Beside the encoder a wide beam costs nothing.
     "xr-transformer": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True, "ranker_beam_size": 60},
+    "lightxml": {
+        "encoder_pooling_layers": 5,
+        "tree_max_leaf_size": 100,
+        "tree_max_depth": 2,
+        "level_joint": True,
+        "level_negatives": ["dynamic"],
+        "level_bottleneck": 300,
+        "level_dropout": 0.5,
+        "level_swa_start": 0.5,
+        "predict_with": "heads",
+    },
+    # From the encoder to the rows of the labels each learns faster than what is below it.
+    "aplc-xlnet": {
+        "tree_clustering": "frequency",
+        "level_indices": [1, 2],
+        "level_joint": True,
+        "level_negatives": ["tfn"],
+        "level_shrink": 2.0,
+        "level_projection_learning_rate": [5e-4],
+        "level_rate_floor": 1 / 32,
+        "predict_with": "heads",
+    },
     "xr-linear": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
     "parabel": {"tree_branching": 2, "tree_max_leaf_size": 96, **_PRODUCT_ALONG_THE_PATH},
     "bonsai": {
@@ -26,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dismec": {"tree_clustering": "flat"},
 }
 # Methods with an encoder that is trained; the others are linear.
-ENCODER_METHODS = ("xr-transformer",)
+ENCODER_METHODS = ("xr-transformer", "lightxml", "aplc-xlnet")
 
 
 def method_options(method: str) -> dict[str, Any]:

@@ -224,6 +224,7 @@ class XMCTrainer(LevelTrainer):
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None and os.path.isdir(best):
             self._load_best_model()
+            self._run.average.load(best, self.model.device)
         self.model.eval()
         self._run.finish(eval_dataset)
         with self._run.stages.stage("save"):
@@ -291,7 +292,8 @@ class XMCTrainer(LevelTrainer):
         ks = self.args.eval_ks
         if self._run is not None and self.model.ranker is None:
             # Between the steps of a level there is only what its heads say of its nodes.
-            metrics = evaluate_level(self.model, dataset, self._run.levels[self._run.active], ks, **options)
+            with self._run.average.in_place(self.model):
+                metrics = evaluate_level(self.model, dataset, self._run.level, ks, **options)
         else:
             metrics = evaluate_model(self.model, dataset, ks, **options)
         results = {f"{metric_key_prefix}_{name}": value for name, value in metrics.compute().items()}

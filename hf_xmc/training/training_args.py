@@ -61,8 +61,8 @@ class XMCTrainingArguments(TrainingArguments):
 
     Args:
         method (`str`, *optional*, defaults to `"xr-linear"`):
-            Preset: `xr-transformer`, `xr-linear`, `parabel`, `bonsai` or `dismec`. What is given explicitly wins over
-            it.
+            Preset: `xr-transformer`, `lightxml`, `aplc-xlnet`, `xr-linear`, `parabel`, `bonsai` or `dismec`. What is
+            given explicitly wins over it.
         overwrite (`bool`, *optional*, defaults to `False`):
             Whether training may replace a finished model in `output_dir`.
         features (`str`, *optional*):
@@ -150,6 +150,8 @@ class XMCTrainingArguments(TrainingArguments):
     tree_max_leaf_size: int | None = _taken_over(TreeArguments, "max_leaf_size")
     tree_max_depth: int | None = _taken_over(TreeArguments, "max_depth")
     tree_kmeans_iterations: int | None = _taken_over(TreeArguments, "kmeans_iterations")
+    tree_shares: list[float] | None = _taken_over(TreeArguments, "shares")
+    tree_shares_of: str | None = _taken_over(TreeArguments, "shares_of")
 
     ranker_loss: str | None = _taken_over(RankerArguments, "loss")
     ranker_cost: float | None = _taken_over(RankerArguments, "cost")
@@ -180,7 +182,9 @@ class XMCTrainingArguments(TrainingArguments):
     level_steps: list[int] | None = _taken_over(LevelArguments, "steps")
     level_learning_rate: list[float] | None = _taken_over(LevelArguments, "learning_rate")
     level_head_learning_rate: list[float] | None = _taken_over(LevelArguments, "head_learning_rate")
+    level_projection_learning_rate: list[float] | None = _taken_over(LevelArguments, "projection_learning_rate")
     level_warmup: float | None = _taken_over(LevelArguments, "warmup")
+    level_rate_floor: float | None = _taken_over(LevelArguments, "rate_floor")
     level_loss: str | None = _taken_over(LevelArguments, "loss")
     level_negatives: list[str] | None = _taken_over(LevelArguments, "negatives")
     level_beam_size: list[int] | None = _taken_over(LevelArguments, "beam_size")
@@ -189,6 +193,11 @@ class XMCTrainingArguments(TrainingArguments):
     level_bootstrap: bool | None = _taken_over(LevelArguments, "bootstrap")
     level_bootstrap_cost: float | None = _taken_over(LevelArguments, "bootstrap_cost")
     level_dropout: float | None = _taken_over(LevelArguments, "dropout")
+    level_joint: bool | None = _taken_over(LevelArguments, "joint")
+    level_bottleneck: int | None = _taken_over(LevelArguments, "bottleneck")
+    level_shrink: float | None = _taken_over(LevelArguments, "shrink")
+    level_swa_start: float | None = _taken_over(LevelArguments, "swa_start")
+    level_swa_steps: int | None = _taken_over(LevelArguments, "swa_steps")
 
     def __post_init__(self) -> None:
         if self.load_best_model_at_end and self.metric_for_best_model is None:
