@@ -29,8 +29,11 @@ _BOOTSTRAP_PASSES = 60
 
 # Documents that search the level above together.
 _DOCUMENTS_PER_SEARCH = 4096
-# Documents whose principal directions a projection starts from.
+# Documents whose principal components a projection starts from.
 _PRINCIPAL_DOCUMENTS = 16384
+# The time of a bootstrap grows with the length of the vectors, and those of several layers side by side repeat a lot:
+# longer ones than the first number are solved on as many principal components as the second.
+_MAX_DIMENSIONS, _COMPONENTS = 1024, 384
 
 
 def needs_vectors(arguments: LevelArguments, tree: LabelTree, levels: Sequence[int], index: int) -> bool:
@@ -164,8 +167,7 @@ def bootstrap_head(
     """
     Sets a head to the solution of the level's objective with the encoder as it is.
 
-    A projection starts from the principal directions of the vectors, and the rows behind it from the solution on what
-    it makes of them.
+    A projection starts from the principal components of the vectors, and the rows behind it from the solution on them.
 
     Args:
         head ([`LevelHead`] or [`AdaptiveHead`]):
@@ -184,36 +186,53 @@ def bootstrap_head(
             Called with (stage, done, total).
     """
     for part, own_data in _parts(head, data):
-        own_vectors = vectors
-        if isinstance(part, BottleneckHead):
-            directions = principal_directions(vectors, part.weight.shape[1], seed)
-            with torch.no_grad():
-                part.projection.weight.copy_(torch.from_numpy(directions))
-            own_vectors = vectors @ directions.T
-        _solve(part, own_data, own_vectors, arguments, seed, num_threads, progress)
+        is_short = isinstance(part, BottleneckHead)
+        if not is_short and vectors.shape[1] <= _MAX_DIMENSIONS:
+            rows, bias = _solve(own_data, vectors, arguments, seed, num_threads, progress)
+        else:
+            count = part.weight.shape[1] if is_short else _COMPONENTS
+            projection, centre = principal_components(vectors, count, seed)
+            components = vectors @ projection.T - centre
+            rows, bias = _solve(own_data, components, arguments, seed, num_threads, progress)
+            bias = bias - rows @ centre
+            rows = rows if is_short else rows @ projection
+        with torch.no_grad():
+            if isinstance(part, BottleneckHead):
+                part.projection.weight.copy_(torch.from_numpy(projection))
+            part.weight.copy_(torch.from_numpy(rows))
+            part.bias.copy_(torch.from_numpy(bias))
 
 
-def principal_directions(vectors: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Orthonormal rows that keep most of the vectors' length, of a sample where there are many."""
+def principal_components(vectors: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """
+    The projection on the directions in which vectors differ most, of a sample where there are many.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: the projection, `(count, dimensions)`, and where the mean of the vectors comes
+        to lie. It is scaled so that what is left without the mean has length 1 on average: encoders whose vectors all
+        point the same way need it, for a classifier's weights are kept small.
+    """
     if len(vectors) > _PRINCIPAL_DOCUMENTS:
         chosen = np.random.default_rng(seed).choice(len(vectors), _PRINCIPAL_DOCUMENTS, replace=False)
         vectors = vectors[np.sort(chosen)]
-    moments = (vectors.T @ vectors).astype(np.float64)
-    largest = [moments.shape[0] - count, moments.shape[0] - 1]
-    directions = eigh(moments, subset_by_index=largest)[1][:, ::-1].T
-    return np.ascontiguousarray(directions, dtype=np.float32)
+    mean = vectors.mean(axis=0)
+    centred = vectors - mean
+    largest = [vectors.shape[1] - count, vectors.shape[1] - 1]
+    variances, directions = eigh((centred.T @ centred).astype(np.float64), subset_by_index=largest)
+    scale = np.sqrt(len(vectors) / max(variances.sum(), 1e-12))
+    projection = np.ascontiguousarray((scale * directions[:, ::-1]).T, dtype=np.float32)
+    return projection, projection @ mean
 
 
 def _solve(
-    head: LevelHead,
     data: LevelData,
     vectors: np.ndarray,
     arguments: LevelArguments,
     seed: int,
     num_threads: int | None,
     progress: Progress | None,
-) -> None:
-    """Sets the rows of a head to the solution on vectors of their length."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and biases of the level's nodes that solve its objective for these vectors."""
     cost = arguments.bootstrap_cost
     # The solver scales the shares of cost-sensitive positives to `cost` on average, and so the others with them.
     scale = data.mean_true if data.cost_sensitive else 1.0
@@ -244,9 +263,7 @@ def _solve(
     filled = (np.arange(LANES) < blocks[:, 2, None]).ravel()
     solution = np.zeros((data.counts.shape[1], width), dtype=np.float32)
     solution[nodes[filled]] = lanes.reshape(-1, width)[filled]
-    with torch.no_grad():
-        head.weight.copy_(torch.from_numpy(solution[:, :-1]))
-        head.bias.copy_(torch.from_numpy(solution[:, -1]))
+    return solution[:, :-1], solution[:, -1]
 
 
 def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
