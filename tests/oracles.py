@@ -449,3 +449,108 @@ def pooled(layers: Sequence[np.ndarray], mask: Sequence[int], pooling: str) -> n
         parts.extend(part)
     length = math.sqrt(sum(value * value for value in parts))
     return np.array([value / length for value in parts])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Levels that are trained together. Rows end in the bias; `true` holds each document's true nodes.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def projected(documents: np.ndarray, projection: np.ndarray) -> np.ndarray:
+    """Each document on each row of a projection, and the constant 1 of the bias."""
+    shorter = np.ones((len(documents), len(projection) + 1))
+    for document in range(len(documents)):
+        for row in range(len(projection)):
+            shorter[document, row] = sum(a * b for a, b in zip(documents[document], projection[row], strict=True))
+    return shorter
+
+
+def with_constant(documents: np.ndarray) -> np.ndarray:
+    """Documents with the constant 1 of the bias."""
+    return np.hstack([documents, np.ones((len(documents), 1))])
+
+
+def sum_of_losses(
+    margins: np.ndarray, shown: Sequence[Sequence[int]], true: Sequence[dict[int, float]], alpha: float, loss: str
+) -> float:
+    """Mean over documents of the losses of the nodes shown; `true` gives the weights of true nodes, others weigh α."""
+    kind = {"bce": "logistic", "squared_hinge": "squared_hinge"}[loss]
+    total = 0.0
+    for document, nodes in enumerate(shown):
+        for node in nodes:
+            target = node in true[document]
+            weight = true[document][node] if target else alpha
+            total += weight * loss_value(kind, int(target), margins[document, node])
+    return total / len(margins)
+
+
+def dynamic_candidates(
+    margins_above: np.ndarray, offsets: Sequence[int], true: Sequence[Sequence[int]], beam_size: int
+) -> list[list[int]]:
+    """LightXML: for each document the nodes under its best nodes above, and its true nodes."""
+    found = []
+    for document, margins in enumerate(margins_above):
+        best = sorted(range(len(margins)), key=lambda node: -margins[node])[:beam_size]
+        nodes = {child for node in best for child in range(offsets[node], offsets[node + 1])}
+        found.append(sorted(nodes | set(true[document])))
+    return found
+
+
+def adaptive_loss(
+    documents: np.ndarray,
+    tails: Sequence[tuple[np.ndarray, np.ndarray]],
+    num_frequent: int,
+    true: Sequence[Sequence[int]],
+    weights: Sequence[Sequence[float]],
+    alpha: float,
+    loss: str,
+) -> float:
+    """APLC below the gates: all labels of a tail for the documents with a true label in it. `tails`: (P, rows)."""
+    total, first = 0.0, num_frequent
+    for projection, rows in tails:
+        (margins,) = margins_of(projected(documents, projection), [rows])
+        own = [
+            {node - first: weight for node, weight in zip(nodes, row) if first <= node < first + len(rows)}
+            for nodes, row in zip(true, weights, strict=True)
+        ]
+        shown = [range(len(rows)) if document else () for document in own]
+        total += sum_of_losses(margins, shown, own, alpha, loss)
+        first += len(rows)
+    return total
+
+
+def adaptive_probabilities(
+    documents: np.ndarray,
+    gates: np.ndarray,
+    tails: Sequence[tuple[np.ndarray, np.ndarray]],
+    num_frequent: int,
+    loss: str,
+) -> np.ndarray:
+    """APLC: `p(l)` of frequent labels, `p(gate) p(l | gate)` of all others."""
+    (above,) = margins_of(with_constant(documents), [gates])
+    columns = [[head_probability(loss, margin) for margin in above[:, node]] for node in range(num_frequent)]
+    for gate, (projection, rows) in enumerate(tails, start=num_frequent):
+        (margins,) = margins_of(projected(documents, projection), [rows])
+        for label in range(len(rows)):
+            columns.append(
+                [
+                    head_probability(loss, above[document, gate]) * head_probability(loss, margins[document, label])
+                    for document in range(len(documents))
+                ]
+            )
+    return np.array(columns).T
+
+
+def frequency_partition(counts: Sequence[int], shares: Sequence[float], by_mass: bool) -> list[list[int]]:
+    """Labels by frequency in the parts of a whole: a label goes where its own piece of the whole begins."""
+    order = sorted(range(len(counts)), key=lambda label: (-counts[label], label))
+    whole = sum(counts) if by_mass else len(counts)
+    parts: list[list[int]] = [[] for _ in shares]
+    before = 0
+    for label in order:
+        part = 0
+        while part + 1 < len(shares) and before >= sum(shares[: part + 1]) * whole - 1e-6:
+            part += 1
+        parts[part].append(label)
+        before += counts[label] if by_mass else 1
+    return parts

@@ -36,6 +36,16 @@ CHAIN = oracles.cluster_chain(OFFSETS)
         ({"dropout": -0.1}, "`dropout` must be at least 0 and less than 1"),
         ({"bootstrap_cost": 0.0}, "`bootstrap_cost` must be greater than 0"),
         ({"negative_weight": -1.0}, "`negative_weight` must not be negative"),
+        ({"projection_learning_rate": -1.0}, "`projection_learning_rate` must not be negative"),
+        ({"rate_floor": 1.1}, "`rate_floor` must be between 0 and 1"),
+        ({"swa_start": 1.0}, "`swa_start` must be at least 0 and less than 1"),
+        ({"swa_steps": 0}, "`swa_steps` must be at least 1"),
+        ({"bottleneck": 0}, "`bottleneck` must be at least 1"),
+        ({"negatives": ["dynamic"]}, "negatives='dynamic'.*set `joint`"),
+        ({"shrink": 0.5, "joint": True}, "`shrink` must be at least 1"),
+        ({"shrink": 2.0}, "`shrink` needs `joint`"),
+        ({"shrink": 2.0, "joint": True, "bottleneck": 4}, "goes without `bottleneck`"),
+        ({"shrink": 2.0, "joint": True, "negatives": "both"}, "`shrink` needs `negatives='tfn'`"),
     ],
     ids=str,
 )
@@ -156,6 +166,27 @@ def test_learning_rates_rise_and_fall_in_every_level(warmup, planned):
         assert heads == pytest.approx([10 * rate for rate in rates])
 
 
+@pytest.mark.parametrize("floor", [0.25, 1.0])
+def test_learning_rates_do_not_fall_below_their_floor(floor):
+    plain = make_schedule([10], 0.3)
+    schedule = Schedule([10], [2.0], [20.0], 0.3, [7.0], floor)
+    for step in range(10):
+        factor = floor + (1 - floor) * plain.factor(step)
+        assert schedule.learning_rate(step) == pytest.approx(2 * factor)
+        assert schedule.head_learning_rate(step) == pytest.approx(20 * factor)
+        assert schedule.projection_learning_rate(step) == pytest.approx(7 * factor)
+    # Where nothing is said, projections learn as heads do.
+    assert plain.projection_learning_rate(4) == plain.head_learning_rate(4)
+
+
+def test_levels_that_are_trained_together_have_one_schedule():
+    together = LevelArguments(joint=True, steps=5, projection_learning_rate=1e-4)
+    assert together.group_levels([1, 3]) == [[1, 3]] and LevelArguments().group_levels([1, 3]) == [[1], [3]]
+    assert Schedule.from_arguments(together, 1, 7).projection_learning_rates == [1e-4]
+    with pytest.raises(ValueError, match="`level_steps` has 2 values, but 1 levels"):
+        Schedule.from_arguments(LevelArguments(joint=True, steps=[5, 6]), 1, 7)
+
+
 def test_a_level_that_ends_early_is_followed_by_the_next():
     schedule, full = make_schedule([10, 6, 4], 0.2), make_schedule([10, 6, 4], 0.2)
     schedule.end_level(7)
@@ -222,6 +253,21 @@ def test_targets_weights_and_candidates_of_a_batch(negatives, above, level, cost
     np.testing.assert_allclose(weights, (expected * chosen)[BATCH], rtol=1e-6)
     if "nodes" in batch:
         assert np.array_equal(batch["nodes"], np.flatnonzero(chosen[BATCH].any(axis=0)))
+
+
+@pytest.mark.parametrize("cost_sensitive", [False, True])
+@pytest.mark.parametrize("beam_size", [None, 4])
+def test_true_nodes_of_a_batch_whose_candidates_the_model_finds(cost_sensitive, beam_size):
+    counts, offsets = TREE.targets(TARGETS)[1], TREE.descendants(1, 2)
+    data = LevelData(2, counts, offsets, None, cost_sensitive, 0.3, in_pass=True, beam_size=beam_size)
+    batch = data.batch(BATCH)
+    assert batch["negative_weight"] == 0.3 and batch.get("beam_size") == beam_size
+    weights = oracles.importance_weights(COUNTS[1], 0.3)
+    for document, nodes, found in zip(BATCH, batch["true_nodes"], batch["true_weights"], strict=True):
+        true = np.flatnonzero(TRUE[1][document])
+        assert nodes.tolist() == [*true, *[-1] * (len(nodes) - len(true))]
+        expected = weights[document, true] if cost_sensitive else np.ones(len(true))
+        np.testing.assert_allclose(found[: len(true)], expected, rtol=1e-6)
 
 
 def test_a_batch_in_which_the_model_found_no_true_node():
