@@ -204,7 +204,7 @@ def dynamic_candidates(
     sizes = offsets[parents + 1] - offsets[parents]
     owner = torch.repeat_interleave(torch.arange(len(parents), device=sizes.device), sizes)
     nodes = torch.arange(len(owner), device=sizes.device) + (offsets[parents] - sizes.cumsum(0) + sizes)[owner]
-    weights = chosen[:, parents[owner]] * torch.tensor(negative_weight, device=margins.device)
+    weights = chosen[:, parents[owner]].to(true_weights.dtype) * negative_weight
     targets = torch.zeros_like(weights)
     columns = torch.searchsorted(nodes, true)
     targets[documents, columns] = 1

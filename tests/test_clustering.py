@@ -10,7 +10,7 @@ from small_problems import random_problem
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.training.clustering import TreeArguments, balanced_arities, build_tree
+from hf_xmc.training.clustering import TreeArguments, balanced_arities, build_tree, frequency_tree
 from hf_xmc.training.label_features import pifa, side_by_side
 
 
@@ -282,3 +282,48 @@ def test_progress_ends_at_its_total(clustering):
 def test_wrong_options(option, message):
     with pytest.raises(ValueError, match=message):
         TreeArguments(**option)
+
+
+# ---- By frequency ----
+
+
+@pytest.mark.parametrize("shares_of", ["mass", "count"])
+@pytest.mark.parametrize("shares", [[0.7, 0.2, 0.1], [0.5, 0.5], [1.0], [0.1, 0.3, 0.3, 0.3]], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_by_frequency_in_shares(seed, shares, shares_of):
+    counts = np.random.default_rng(seed).zipf(1.5, 40)
+    tree = frequency_tree(counts, shares, shares_of)
+    frequent, *tails = oracles.frequency_partition(counts.tolist(), shares, shares_of == "mass")
+    tails = [tail for tail in tails if tail]
+    if len(tails) > 1 and len(tails[-1]) == 1:
+        tails[-2:] = [tails[-2] + tails[-1]]
+    assert tree.leaf_labels.tolist() == [*frequent, *(label for tail in tails for label in tail)]
+    assert np.diff(tree.child_offsets[1]).tolist() == [1] * len(frequent) + [len(tail) for tail in tails]
+    assert tree.depth == 2 and tree.level_sizes == [len(frequent) + len(tails), 40]
+
+
+@pytest.mark.parametrize(
+    "counts, children",
+    [
+        ([5], [1]),
+        ([0, 0, 0], [1, 1, 1]),  # all begin at nothing
+        ([60, 20, 10, 5, 5], [1, 2, 2]),
+        ([60, 20, 10, 10], [1, 3]),  # a tail of one label joins the one before,
+        ([60, 30, 5, 5], [1, 1, 2]),  # or stands beside the frequent labels
+    ],
+)
+def test_few_labels_by_frequency(counts, children):
+    tree = frequency_tree(np.array(counts), [0.6, 0.3, 0.1])
+    assert np.diff(tree.child_offsets[1]).tolist() == children
+
+
+def test_frequencies_are_not_features():
+    with pytest.raises(ValueError, match="frequency_tree"):
+        build_tree(random_labels(30), TreeArguments(clustering="frequency"))
+    with pytest.raises(ValueError, match="no labels"):
+        frequency_tree(np.array([]), [1.0])
+    for shares in ([], [0.5, 0.4], [1.2, -0.2]):
+        with pytest.raises(ValueError, match="`shares` must be greater than 0 and add up to 1"):
+            TreeArguments(shares=shares)
+    with pytest.raises(ValueError, match="shares_of='labels'"):
+        TreeArguments(shares_of="labels")

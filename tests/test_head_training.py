@@ -12,13 +12,15 @@ from scipy.sparse import csr_matrix
 from small_problems import best_objective, random_problem, uneven_tree
 from transformers import BertConfig
 
-from hf_xmc import XMCConfig, XMCForTextClassification
+from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
 from hf_xmc.training.head_training import (
     bootstrap_head,
     level_data,
     make_level_data,
     needs_vectors,
+    principal_components,
     start_from_frequency,
+    starting_data,
 )
 from hf_xmc.training.levels import LevelArguments
 from hf_xmc.training.ranker_training import RankerArguments
@@ -232,6 +234,107 @@ def test_a_node_that_no_document_trains_rejects_everything():
     weights, children = weights_of(model.heads[1]), OFFSETS[1][1]
     assert weights[:children, :-1].any(axis=1).all()
     assert not weights[children:, :-1].any() and (weights[children:, -1] == -1).all()
+
+
+# ---- Bootstrap behind projections ----
+
+
+def oracle_components(vectors, count):
+    """Projection on the first principal components, scaled to mean length 1, and that of the mean."""
+    centred = vectors.astype(np.float64) - vectors.astype(np.float64).mean(axis=0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    components = centred @ directions[:count].T
+    scale = 1 / np.sqrt((components**2).sum(axis=1).mean())
+    return scale * components
+
+
+def assert_solves(part, data, vectors, components, arguments):
+    """That a head's margins are those of the least objective on the components, for the documents of the shortlist."""
+    found = part(torch.from_numpy(vectors)).detach().numpy().astype(np.float64)
+    rows = as_rows(components)
+    for node in range(part.num_nodes):
+        parent = np.searchsorted(data.offsets, node, side="right") - 1
+        chosen = np.asarray(data.shortlist[:, parent].todense()).ravel()
+        if not chosen.any():
+            continue
+        true = np.asarray(data.counts[:, node].todense()).ravel() > 0
+        weights = np.full(len(rows), arguments.bootstrap_cost)
+        # The weights that give these margins, the shortest ones.
+        learnt = np.linalg.lstsq(rows, found[:, node], rcond=None)[0]
+        learnt[-1] += 1
+        ours = oracles.node_objective(learnt, rows, true, chosen, weights, "logistic", -1.0)
+        best = best_objective(rows, true, chosen, weights, "logistic", -1.0)
+        assert best * (1 - 1e-5) <= ours <= best * 1.01
+
+
+def test_principal_components(monkeypatch):
+    vectors = PROBLEM.vectors
+    for count in (2, DIMENSIONS):
+        projection, centre = principal_components(vectors, count)
+        found, expected = vectors @ projection.T - centre, oracle_components(vectors, count)
+        np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)  # a direction may be turned round
+    monkeypatch.setattr("hf_xmc.training.head_training._PRINCIPAL_DOCUMENTS", 30)
+    sampled = principal_components(vectors, 2, seed=1)[0]
+    assert np.array_equal(sampled, principal_components(vectors, 2, seed=1)[0])
+    assert not np.array_equal(sampled, principal_components(vectors, 2, seed=2)[0])
+
+
+def joint_model(levels=(1, 3), **options):
+    model = make_model([1])
+    model.add_heads(levels, **options)
+    return model
+
+
+@pytest.fixture
+def exact_solver(monkeypatch):
+    exact = functools.partial(RankerArguments, tolerance=1e-5, max_passes=3000)
+    monkeypatch.setattr("hf_xmc.training.head_training.RankerArguments", exact)
+
+
+@pytest.mark.parametrize("negatives", ["dynamic", "both", "all"])
+def test_bootstrap_behind_a_bottleneck(negatives, exact_solver):
+    model, counts, levels = joint_model(bottleneck=3), PROBLEM.level_targets, [1, 3]
+    arguments = LevelArguments(joint=True, negatives=negatives, bottleneck=3, beam_size=1)
+    data = make_level_data(model, counts, 1, arguments, PROBLEM.vectors)
+    assert (data.shortlist is not None) == (negatives == "both") and data.in_pass == (negatives == "dynamic")
+    start = starting_data(data, TREE, counts, levels, 1, joint=True)
+    assert np.array_equal(start.shortlist.toarray(), PROBLEM.true[0])  # whatever the negatives
+    bootstrap_head(model.head(3), start, PROBLEM.vectors, arguments)
+    assert_solves(model.head(3), start, PROBLEM.vectors, oracle_components(PROBLEM.vectors, 3), arguments)
+
+
+def test_bootstrap_of_tails(exact_solver):
+    tree = LabelTree([np.array([0, 6]), np.array([0, 1, 2, 3, 4, 16, 28])], np.arange(28))
+    model = joint_model([1])
+    model.label_tree = tree
+    model.add_heads([1, 2], tails=[12, 12], shrink=2.0)
+    counts, vectors = tree.targets(PROBLEM.labels), PROBLEM.vectors
+    arguments = LevelArguments(joint=True, negatives="tfn", shrink=2.0)
+    data = make_level_data(model, counts, 1, arguments, vectors)
+    assert data.in_pass and data.beam_size is None and data.shortlist is None
+    head, start = model.head(2), starting_data(data, tree, counts, [1, 2], 1, joint=True)
+    bootstrap_head(head, start, vectors, arguments)
+    for tail, first, end in head.parts():
+        own = counts[1][:, first:end]
+        inside = csr_matrix((own.sum(axis=1) > 0).astype(np.float32))
+        tail_data = level_data(tree, [own], [1], 0, inside, arguments)
+        tail_data.offsets = np.array([0, end - first])
+        assert_solves(tail, tail_data, vectors, oracle_components(vectors, tail.weight.shape[1]), arguments)
+    start_from_frequency(head, start, "bce")
+    for tail, first, end in head.parts():
+        shown = (PROBLEM.truth[:, first:end].sum(axis=1) > 0).sum()
+        expected = (PROBLEM.truth[:, first:end].sum(axis=0) + 1) / (shown + 2)
+        assert not tail.weight.any() and tail.projection.weight.any()
+        np.testing.assert_allclose(torch.sigmoid(tail.bias).detach().numpy(), expected, rtol=1e-5)
+
+
+def test_long_vectors_are_solved_on_their_components(exact_solver, monkeypatch):
+    monkeypatch.setattr("hf_xmc.training.head_training._MAX_DIMENSIONS", DIMENSIONS - 1)
+    monkeypatch.setattr("hf_xmc.training.head_training._COMPONENTS", 4)
+    model, counts, arguments = make_model([1, 2, 3]), PROBLEM.level_targets, LevelArguments(negatives="tfn")
+    data = make_level_data(model, counts, 2, arguments, PROBLEM.vectors)
+    bootstrap_head(model.head(3), data, PROBLEM.vectors, arguments)
+    assert_solves(model.head(3), data, PROBLEM.vectors, oracle_components(PROBLEM.vectors, 4), arguments)
 
 
 # ---- Start without a bootstrap ----

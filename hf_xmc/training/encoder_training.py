@@ -95,7 +95,7 @@ class EncoderRun:
         assert model.label_tree is not None
         if config.head_levels != self.levels:
             # Without a level above there are few labels, and nothing to save.
-            bottleneck = arguments.bottleneck if len(self.levels) > 1 else None
+            bottleneck = (arguments.bottleneck or None) if len(self.levels) > 1 else None
             tails = None if arguments.shrink is None else tail_sizes(model.label_tree)
             with self.stages.stage("heads") as facts:
                 model.add_heads(self.levels, bottleneck, tails, arguments.shrink or config.head_shrink)
@@ -159,7 +159,7 @@ class EncoderRun:
 
     def after_step(self, step: int) -> None:
         """Averages the weights after `step` steps, where it is their turn."""
-        if self.arguments.swa_start is None or self.active < 0:
+        if self.active < 0:
             return
         done, planned = self.schedule.steps_done(step - 1)
         late = done + 1 - round(self.arguments.swa_start * planned)

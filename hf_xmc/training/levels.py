@@ -56,14 +56,14 @@ class LevelArguments:
         joint (`bool`, *optional*, defaults to `False`):
             Whether all levels are trained in the same steps, by the sum of their losses, instead of one after another.
             A head below another one then starts from what tells the children of the true nodes apart.
-        bottleneck (`int`, *optional*):
-            Length to which the vector is projected before the labels score it, where a level above has a head.
+        bottleneck (`int`, *optional*, defaults to 0):
+            Length to which the vector is projected before the labels score it, where a level above has a head; 0
+            leaves it as it is.
         shrink (`float`, *optional*):
             Makes the labels' head an adaptive one: each tail of a tree by frequency gets a vector shorter by this
             factor than that of the tail before.
-        swa_start (`float`, *optional*):
-            Part of a level's steps after which weights are averaged; the mean is evaluated and kept. Not at all by
-            default.
+        swa_start (`float`, *optional*, defaults to 1.0):
+            Part of a level's steps after which weights are averaged; the mean is evaluated and kept. 1 averages none.
         swa_steps (`int`, *optional*, defaults to 10): Steps from one averaged state to the next.
     """
 
@@ -95,9 +95,9 @@ class LevelArguments:
     bootstrap_cost: float = field(default=4.0, metadata={"help": "Weight of the loss of that linear model."})
     dropout: float = field(default=0.1, metadata={"help": "Part of the document vector hidden from the heads."})
     joint: bool = field(default=False, metadata={"help": "Train all levels in the same steps."})
-    bottleneck: int | None = field(default=None, metadata={"help": "Length of the vector that the labels score."})
+    bottleneck: int = field(default=0, metadata={"help": "Length of the vector that labels score; 0 for all of it."})
     shrink: float | None = field(default=None, metadata={"help": "How much shorter each tail's vector is."})
-    swa_start: float | None = field(default=None, metadata={"help": "Part of the steps before weights are averaged."})
+    swa_start: float = field(default=1.0, metadata={"help": "Part of the steps before weights are averaged."})
     swa_steps: int = field(default=10, metadata={"help": "Steps from one averaged state to the next."})
 
     def __post_init__(self) -> None:
@@ -116,19 +116,19 @@ class LevelArguments:
                 raise ValueError(f"`{name}` must not be negative, but is {getattr(self, name)}.")
         if any(value < 1 for value in self.beam_size):
             raise ValueError(f"`beam_size` must be at least 1, not {self.beam_size}.")
-        for name in ("warmup", "dropout", "swa_start"):
-            if not 0 <= (getattr(self, name) or 0) < 1:
+        for name in ("warmup", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 0 and less than 1, not {getattr(self, name)}.")
         if self.negative_weight is not None and not self.negative_weight >= 0:
             raise ValueError(f"`negative_weight` must not be negative, but is {self.negative_weight}.")
         if not self.bootstrap_cost > 0:
             raise ValueError(f"`bootstrap_cost` must be greater than 0, not {self.bootstrap_cost}.")
-        if not 0 <= self.rate_floor <= 1:
-            raise ValueError(f"`rate_floor` must be between 0 and 1, not {self.rate_floor}.")
-        for name in ("bottleneck", "swa_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, not {value}.")
+        for name in ("rate_floor", "swa_start"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must be between 0 and 1, not {getattr(self, name)}.")
+        for name, least in (("bottleneck", 0), ("swa_steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, not {getattr(self, name)}.")
         self._check_joint()
 
     def _check_joint(self) -> None:
@@ -139,7 +139,7 @@ class LevelArguments:
             return
         if not self.shrink >= 1:
             raise ValueError(f"`shrink` must be at least 1, not {self.shrink}.")
-        if not self.joint or self.bottleneck is not None:
+        if not self.joint or self.bottleneck:
             raise ValueError("`shrink` needs `joint` and goes without `bottleneck`: tails have their own projections.")
         if set(self.negatives or ()) != {"tfn"}:
             raise ValueError(
