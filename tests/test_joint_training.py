@@ -47,7 +47,7 @@ class Note(TrainerCallback):
 def test_fine_tuning_makes_the_heads_better(train, method, tmp_path):
     data, evaluation = make_documents(400, seed=12), make_documents(200, seed=1)
     results = []
-    for steps in (0, 30):
+    for steps in (0, 45):
         options = {"level_steps": [steps], "level_dropout": 0.1, "save_strategy": "no"}
         trainer = train(method=method, folder=tmp_path / str(steps), data=data, **options)
         assert trainer.state.global_step == steps

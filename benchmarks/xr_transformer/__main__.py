@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .ablation import VARIANTS
+
 
 def main() -> None:
     """Reads the command line and does what it says."""
@@ -48,6 +50,9 @@ def main() -> None:
     command.add_argument("--steps", type=int, default=300, help="of all levels together (default: %(default)s)")
     command.add_argument("--max-length", type=int, default=48, help="tokens of a document (default: %(default)s)")
     command.add_argument("--limit", type=int, help="training documents to use")
+    command.add_argument(
+        "--method", default="xr-transformer", choices=VARIANTS, help="whose parts to compare (default: %(default)s)"
+    )
     command.add_argument("--variants", nargs="+", help="only these (default: all)")
     command.add_argument("--seed", type=int, default=0)
     _add_common(command)
@@ -122,6 +127,7 @@ def _ablation(args: argparse.Namespace) -> None:
         args.output,
         args.variants,
         args.limit,
+        args.method,
         per_device_train_batch_size=args.batch_size,
         per_device_eval_batch_size=2 * args.batch_size,
         encoder_max_length=args.max_length,

@@ -1,11 +1,11 @@
-"""What each part of XR-Transformer is worth: one change at a time, at the same number of steps."""
+"""What each part of a method with an encoder is worth: one change at a time, at the same number of steps."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,36 @@ METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@10")
 PREDICTORS = ("ranker", "heads", "both")
 
 
-def variants(steps: int) -> dict[str, dict[str, Any]]:
-    """Options by name; the first four compare schedules, the others change one thing of `labels only`."""
+def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
+    """Clusters however few the labels are; each variant changes one thing of `dynamic`."""
+    dynamic: dict[str, Any] = {"level_indices": [-2, -1], "level_steps": [steps]}
+    return {
+        "frozen encoder": {**dynamic, "level_steps": [0]},
+        "dynamic": dynamic,
+        "static": {**dynamic, "level_negatives": ["both"]},
+        "teacher forcing only": {**dynamic, "level_negatives": ["tfn"]},
+        "all labels": {"level_steps": [steps], "level_negatives": ["all"]},
+        "without averaging": {**dynamic, "level_swa_start": 1.0},
+        "without bottleneck": {**dynamic, "level_bottleneck": 0},
+        "one layer": {**dynamic, "encoder_pooling_layers": 1},
+        "less dropout": {**dynamic, "level_dropout": 0.1},
+        "without bootstrap": {**dynamic, "level_bootstrap": False},
+    }
+
+
+def _aplc_xlnet(steps: int) -> dict[str, dict[str, Any]]:
+    """Each variant changes one thing of `by mass`."""
+    return {
+        "frozen encoder": {"level_steps": [0]},
+        "by mass": {"level_steps": [steps]},
+        "by count": {"level_steps": [steps], "tree_shares_of": "count", "tree_shares": [0.5, 0.25, 0.25]},
+        "shorter tails": {"level_steps": [steps], "level_shrink": 4.0},
+        "without bootstrap": {"level_steps": [steps], "level_bootstrap": False},
+    }
+
+
+def _xr_transformer(steps: int) -> dict[str, dict[str, Any]]:
+    """The first four compare schedules, the others change one thing of `labels only`."""
     flat: dict[str, Any] = {"level_indices": [-1], "level_steps": [steps], "level_negatives": ["all"]}
     two = {"level_indices": [-2, -1], "level_steps": [steps // 3, steps - steps // 3]}
     third = steps // 3
@@ -33,6 +61,14 @@ def variants(steps: int) -> dict[str, dict[str, Any]]:
     }
 
 
+# What is compared for each method: options by name of the variant, for a number of steps.
+VARIANTS: dict[str, Callable[[int], dict[str, dict[str, Any]]]] = {
+    "xr-transformer": _xr_transformer,
+    "lightxml": _lightxml,
+    "aplc-xlnet": _aplc_xlnet,
+}
+
+
 def ablation(
     dataset: str,
     train_split: str,
@@ -42,6 +78,7 @@ def ablation(
     path: Path,
     names: Iterable[str] | None = None,
     limit: int | None = None,
+    method: str = "xr-transformer",
     **options: Any,
 ) -> dict[str, Any]:
     """
@@ -56,6 +93,7 @@ def ablation(
         path: File of the results.
         names: Variants to run; all by default.
         limit: Training documents to use; all by default.
+        method: Method whose parts are compared.
         options: Further options of all variants.
     """
     from hf_xmc.cli.arguments import load_split
@@ -65,7 +103,8 @@ def ablation(
         train = train.select(range(min(limit, len(train))))
     choose, measure = held_out.select(range(0, len(held_out), 2)), held_out.select(range(1, len(held_out), 2))
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    known = {"xr-linear": {}, **variants(steps)}
+    known = {"xr-linear": {}, **VARIANTS[method](steps)}
+    options["method"] = method
     for name in known if names is None else names:
         if name not in results:
             results[name] = _run(train, choose, measure, encoder, known[name], name == "xr-linear", options)
@@ -81,7 +120,7 @@ def _run(
 
     common: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
     if not linear:
-        common |= {"method": "xr-transformer", **options, **changes}
+        common |= {"predict_with": "both", **options, **changes}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         trainer = XMCTrainer(
@@ -103,6 +142,8 @@ def _run(
         "stages": {name: value for name, value in output.metrics.items() if name.endswith("_seconds")},
         "heads_share": trainer.model.config.heads_share,
         "tree": trainer.model.config.level_sizes,
+        "heads_bytes": trainer.model.heads.num_bytes,
+        "full_width_bytes": trainer.model.heads.full_width_bytes,
         "metrics": measured,
     }
 
