@@ -83,7 +83,7 @@ def _search(
             nodes = nodes.gather(1, kept)
         nodes, parent = _children(nodes, below)
         missing = nodes < 0
-        own = node_probabilities(head(vectors, nodes.clamp(min=0)), loss).masked_fill(missing, 0)
+        own = node_probabilities(_margins(head, vectors, nodes.clamp(min=0)), loss).masked_fill(missing, 0)
         path = path.gather(1, parent) * own
         # A missing node loses against every real one, also against one of probability 0.
         own, path = own.masked_fill(missing, -1), path.masked_fill(missing, -1)
@@ -96,6 +96,13 @@ def _search(
         scores = torch.nn.functional.pad(scores, (0, lacking))
         nodes = torch.nn.functional.pad(nodes, (0, lacking), value=-1)
     return scores, nodes
+
+
+def _margins(head: Head, vectors: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """Margins of each document's own nodes; of all nodes first where gathering would copy more rows than there are."""
+    if nodes.numel() > head.num_nodes:
+        return head(vectors).gather(1, nodes)
+    return head(vectors, nodes)
 
 
 def _children(nodes: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,8 +120,8 @@ def _children(nodes: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _numbers(head: Head, below: torch.Tensor, beam_size: int) -> int:
-    """Most numbers that a document needs at a level: rows of all nodes that a beam can reach, or margins of tails."""
+    """Most numbers that a document needs at a level: rows of the nodes that a beam can reach, or margins of all."""
     if isinstance(head, AdaptiveHead):
         return head.num_nodes
     counts = (below[1:] - below[:-1]).sort(descending=True).values
-    return int(counts[: beam_size or None].sum()) * head.weight.shape[1]
+    return min(int(counts[: beam_size or None].sum()) * head.weight.shape[1], head.num_nodes)

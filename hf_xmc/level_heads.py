@@ -51,8 +51,9 @@ class LevelHeads(nn.ModuleList):
 
     @property
     def full_width_bytes(self) -> int:
-        """What it would be with one row as long as the document vector, and a bias, for every node in float32."""
-        return sum(head.num_nodes for head in self) * (self.dimensions + 1) * 4  # type: ignore[union-attr, operator, misc]
+        """What it would be if every row were as long as the document vector, in float32 and with its bias."""
+        rows = sum(module.num_nodes for module in self.modules() if isinstance(module, LevelHead))
+        return 4 * rows * (self.dimensions + 1)
 
     def score(
         self,
@@ -118,22 +119,8 @@ class LevelHeads(nn.ModuleList):
         self, vectors: torch.Tensor, tree: LabelTree, level: int, top_k: int, beam_size: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        The best nodes of a level by the heads of the levels down to it.
-
-        Args:
-            vectors (`torch.Tensor` of shape `(batch, dimensions)`):
-                Documents.
-            tree ([`LabelTree`]):
-                The label hierarchy.
-            level (`int`):
-                Level, counted from 1; it must have a head.
-            top_k (`int`):
-                Nodes per document.
-            beam_size (`int`, *optional*):
-                Nodes kept on the way; 20 by default, 0 keeps all.
-
-        Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: probabilities and nodes, `(batch, top_k)` each; 0 and -1 for none.
+        The best nodes of a level by the heads of the levels down to it, see
+        [`~XMCForTextClassification.search_level`].
         """
         self.of(level)
         levels = [other for other in self.config.head_levels or () if other <= level]

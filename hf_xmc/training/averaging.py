@@ -59,11 +59,14 @@ class WeightAverage:
         return taken
 
     def save(self, folder: str) -> None:
-        """Writes the mean into a checkpoint, where there is one."""
+        """Writes the mean into a checkpoint, where there is one; that of an earlier run must not stay there."""
+        path = os.path.join(folder, AVERAGE_FILE)
+        if not self.count and os.path.isfile(path):
+            os.unlink(path)
         if self.count:
             tensors = {name: tensor.cpu().numpy() for name, tensor in self.mean.items()}
             facts = {"count": str(self.count), "last_step": str(self.last_step)}
-            save_tensors(os.path.join(folder, AVERAGE_FILE), tensors, "average of weights", facts)
+            save_tensors(path, tensors, "average of weights", facts)
 
     def load(self, folder: str, device: torch.device) -> None:
         """Goes on from the mean in a checkpoint; it is empty where there is none."""

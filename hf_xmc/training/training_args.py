@@ -204,7 +204,7 @@ class XMCTrainingArguments(TrainingArguments):
             self.metric_for_best_model: str | None = "nDCG@5"
             self.greater_is_better: bool | None = True
         # The base class asks for this word where there is no other device than the CPU anyway.
-        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        self.use_cpu: bool = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
         # The columns of tokenised documents are not arguments of the model.
         self.remove_unused_columns = False
