@@ -52,9 +52,10 @@ class RowAdamW(torch.optim.AdamW):
         square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         state["step"][rows], state["exp_avg"][rows], state["exp_avg_sq"][rows] = steps, mean, square
         # In float64 for each row, but not for its numbers, which would take most of the time.
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
         counts = steps.to(torch.float64).unsqueeze(1)
-        size = (group["lr"] / (1 - beta1**counts)).to(mean.dtype)
-        correction = (1 - beta2**counts).sqrt().to(mean.dtype)
-        update = mean.div_(square.sqrt_().div_(correction).add_(group["eps"])).mul_(size)
-        values = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
-        parameter[rows] = values
+        size = (group["lr"] / (1 - beta1**counts)).to(dtype)
+        correction = (1 - beta2**counts).sqrt().to(dtype)
+        update = mean.to(dtype).div_(square.to(dtype).sqrt_().div_(correction).add_(group["eps"])).mul_(size)
+        values = parameter[rows].to(dtype).mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
+        parameter[rows] = values.to(parameter.dtype)
