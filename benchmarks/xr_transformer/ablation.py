@@ -14,8 +14,12 @@ PREDICTORS = ("ranker", "heads", "both")
 
 
 def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
-    """Clusters however few the labels are; each variant changes one thing of `dynamic`."""
-    dynamic: dict[str, Any] = {"level_indices": [-2, -1], "level_steps": [steps]}
+    """
+    Each variant changes one thing of `dynamic`.
+
+    It has clusters however few the labels are, and a beam that leaves most of them out: else all negatives are the same.
+    """
+    dynamic: dict[str, Any] = {"level_indices": [-2, -1], "level_steps": [steps], "level_beam_size": [5]}
     return {
         "frozen encoder": {**dynamic, "level_steps": [0]},
         "dynamic": dynamic,
