@@ -17,7 +17,7 @@ def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
     """
     Each variant changes one thing of `dynamic`.
 
-    It has clusters however few the labels are, and a beam that leaves most of them out: else all negatives are the same.
+    It has clusters however few the labels are, and a beam that leaves most of them out: else all negatives are one.
     """
     dynamic: dict[str, Any] = {"level_indices": [-2, -1], "level_steps": [steps], "level_beam_size": [5]}
     return {
