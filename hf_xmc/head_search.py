@@ -74,8 +74,8 @@ def _search(
         gates = heads[-2]
         assert isinstance(gates, LevelHead)
         return search_tails(vectors, gates, heads[-1], top_k, loss)
-    own = node_probabilities(heads[0](vectors), loss)
-    path = own
+    own = heads[0](vectors)
+    path = node_probabilities(own, loss)
     nodes = torch.arange(own.shape[1], device=own.device).expand_as(own)
     for head, below in zip(heads[1:], offsets, strict=True):
         if 0 < beam_size < nodes.shape[1]:
@@ -83,14 +83,15 @@ def _search(
             nodes = nodes.gather(1, kept)
         nodes, parent = _children(nodes, below)
         missing = nodes < 0
-        own = node_probabilities(_margins(head, vectors, nodes.clamp(min=0)), loss).masked_fill(missing, 0)
-        path = path.gather(1, parent) * own
+        own = _margins(head, vectors, nodes.clamp(min=0)).masked_fill(missing, -torch.inf)
         # A missing node loses against every real one, also against one of probability 0.
-        own, path = own.masked_fill(missing, -1), path.masked_fill(missing, -1)
-    ranked = path if by_path else own
+        path = (path.gather(1, parent) * node_probabilities(own, loss)).masked_fill(missing, -1)
+    # Margins tell apart nodes whose probabilities are both 0 or 1.
+    by_margin = not by_path or len(heads) == 1
+    ranked = own if by_margin else path
     scores, best = ranked.topk(min(top_k, ranked.shape[1]), dim=1)
-    nodes = nodes.gather(1, best).masked_fill(scores < 0, -1)
-    scores = scores.clamp(min=0)
+    nodes = nodes.gather(1, best)
+    scores = node_probabilities(scores, loss) if by_margin else scores.clamp(min=0)
     lacking = top_k - scores.shape[1]
     if lacking > 0:
         scores = torch.nn.functional.pad(scores, (0, lacking))

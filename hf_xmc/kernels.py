@@ -184,28 +184,33 @@ def _sort_heap(heap_scores, heap_nodes, size):
 @compiled
 def search(
     indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin,
-    buckets, records, features, scales, dense_weights, loss, depth, beam_size, by_path, out_scores, out_nodes
+    buckets, records, features, scales, dense_weights, loss, beam_scores, beam_nodes, num_levels, beam_size, by_path,
+    out_scores, out_nodes
 ):  # fmt: skip
     """
-    Best nodes of level `depth` for the documents `first_document .. last_document`, best first.
+    Best nodes that are `num_levels` below the first ones for the documents `first_document .. last_document`.
 
-    A beam of `beam_size` nodes goes down the tree, ranked by the product of the probabilities along the path. The last
-    level is ranked by that product as well (`by_path`; logarithms are returned) or by its own margin alone.
+    The search starts from `beam_nodes`, (documents, nodes) with -1 after the last of a document, whose logarithms of
+    probabilities are `beam_scores`. A beam of `beam_size` nodes goes down the tree, ranked by the product of the
+    probabilities along the path. The last level is ranked by that product as well (`by_path`; logarithms are returned)
+    or by its own margin alone.
     `out_nodes` gets node numbers of the whole tree, -1 where a document has fewer candidates than columns.
 
     All documents descend together, node by node: the classifiers of a node are fetched once for all that visit it.
     """
     count, top_k = out_scores.shape
-    sizes = np.ones(count, dtype=np.int64)
-    beam_scores, beam_nodes = np.zeros((count, 1), dtype=np.float32), np.zeros((count, 1), dtype=np.int64)
+    sizes = np.zeros(count, dtype=np.int64)
+    for i in range(count):
+        while sizes[i] < beam_nodes.shape[1] and beam_nodes[i, sizes[i]] >= 0:
+            sizes[i] += 1
     longest = np.int64(0)
     for document in range(first_document, last_document):
         longest = max(longest, np.int64(indptr[document + 1] - indptr[document]))
     starts, ends = np.empty(longest, dtype=np.int32), np.empty(longest, dtype=np.int32)
     hits, factors = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
     scores = np.zeros(LANES, dtype=np.float32)
-    for level in range(1, depth + 1):
-        last = level == depth
+    for level in range(num_levels):
+        last = level == num_levels - 1
         limit = top_k if last else beam_size
         heap_scores = np.empty((count, limit), dtype=np.float32)
         heap_nodes = np.empty((count, limit), dtype=np.int64)

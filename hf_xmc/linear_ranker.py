@@ -48,9 +48,30 @@ class RankerWeights:
     dense: np.ndarray
 
 
+@dataclass(frozen=True)
+class Beam:
+    """
+    Nodes of one level for each document: where a search through the levels below begins.
+
+    Args:
+        level (`int`): The level, counted from 1.
+        nodes (`np.ndarray`): int64 `(documents, nodes)`, numbered within the level; -1 fills up after the last one.
+        log_probabilities (`np.ndarray`): float32 of the same shape.
+    """
+
+    level: int
+    nodes: np.ndarray
+    log_probabilities: np.ndarray
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Beam:
+        return Beam(self.level, self.nodes[rows], self.log_probabilities[rows])
+
+
 class LinearRanker:
     """
     One linear classifier per tree node, searched from the root with a beam.
+
+    A ranker may lack the upper levels of its tree: then something else finds the nodes under which it ranks.
 
     Args:
         tree (`LabelTree`):
@@ -67,6 +88,8 @@ class LinearRanker:
             `"leaf"` ranks labels by their own margin, `"path"` by the product of the probabilities from the root.
         beam_size (`int`, *optional*, defaults to `20`):
             Nodes kept per level unless `predict` is told otherwise.
+        first_level (`int`, *optional*, defaults to `1`):
+            First level of the tree, counted from 1, that has classifiers.
     """
 
     def __init__(
@@ -79,6 +102,7 @@ class LinearRanker:
         loss: str = "squared_hinge",
         ranking: str = "leaf",
         beam_size: int = 20,
+        first_level: int = 1,
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"`loss={loss!r}` is not one of {', '.join(LOSSES)}.")
@@ -87,7 +111,10 @@ class LinearRanker:
         self.tree, self.weights = tree, weights
         self.num_sparse, self.num_dense = num_sparse, num_dense
         self.loss, self.ranking, self.beam_size = loss, ranking, beam_size
+        self.first_level = first_level
         self._child_begin, self._block_begin = number_blocks(tree)
+        # Of the levels above there are no blocks.
+        self._block_begin = self._block_begin - self._block_begin[first_node(tree, first_level - 1)]
 
     def __repr__(self) -> str:
         return f"LinearRanker({self.tree}, features: {self.num_sparse} sparse + {self.num_dense} dense)"
@@ -98,7 +125,13 @@ class LinearRanker:
         return sum(array.nbytes for array in vars(self.weights).values())
 
     def predict(
-        self, features: Features, top_k: int = 10, *, beam_size: int | None = None, num_threads: int | None = None
+        self,
+        features: Features,
+        top_k: int = 10,
+        *,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+        start: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         The best labels of each document.
@@ -112,6 +145,9 @@ class LinearRanker:
                 Nodes kept per level; the ranker's own `beam_size` by default. `0` keeps every node: exact search.
             num_threads (`int`, *optional*):
                 Threads to use; all cores by default. The result does not depend on it.
+            start ([`Beam`], *optional*):
+                Nodes of the level above `first_level` to search under, where that is not the root. Labels elsewhere
+                are not found.
 
         Returns:
             `tuple[np.ndarray, np.ndarray]`: float32 scores in [0, 1] and int64 label ids, both `(documents, top_k)`,
@@ -123,8 +159,8 @@ class LinearRanker:
         if beam_size < 0:
             raise ValueError(f"`beam_size` must not be negative, but is {beam_size}; 0 keeps every node.")
         by_path = self.ranking == "path"
-        raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads)
-        first_leaf = 1 + sum(self.tree.level_sizes[:-1])
+        raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, start)
+        first_leaf = first_node(self.tree, self.tree.depth)
         found = nodes >= 0
         labels = np.where(found, self.tree.leaf_labels[np.where(found, nodes - first_leaf, 0)], -1)
         return np.where(found, self._probabilities(raw, by_path), np.float32(0)), labels
@@ -137,10 +173,12 @@ class LinearRanker:
         beam_size: int,
         by_path: bool,
         num_threads: int | None = None,
+        start: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best nodes of level `depth`, numbered over the whole tree with the root as 0, with their raw scores."""
         sparse, dense = self._parts(features)
         count = len(features)
+        start_scores, start_nodes = self._start(start, count)
         beam_size = min(beam_size, max(self.tree.level_sizes)) if beam_size > 0 else max(self.tree.level_sizes)
         scores = np.empty((count, top_k), dtype=np.float32)
         nodes = np.empty((count, top_k), dtype=np.int64)
@@ -155,7 +193,8 @@ class LinearRanker:
             search(
                 sparse.indptr, sparse.indices, sparse.data, dense, first, last, self._child_begin, self._block_begin,
                 weights.row_begin, weights.bucket_begin, weights.buckets, weights.records, *views, weights.dense,
-                LOSSES[self.loss], depth, beam_size, by_path, scores[first:last], nodes[first:last],
+                LOSSES[self.loss], start_scores[first:last], start_nodes[first:last], depth - self.first_level + 1,
+                beam_size, by_path, scores[first:last], nodes[first:last],
             )  # fmt: skip
 
         starts = range(0, count, together)
@@ -169,9 +208,8 @@ class LinearRanker:
 
     def save_pretrained(self, save_directory: str | os.PathLike) -> None:
         """Writes `ranker.safetensors`; the tree has its own file."""
-        metadata = {
-            name: str(getattr(self, name)) for name in ("num_sparse", "num_dense", "loss", "ranking", "beam_size")
-        }
+        names = ("num_sparse", "num_dense", "loss", "ranking", "beam_size", "first_level")
+        metadata = {name: str(getattr(self, name)) for name in names}
         metadata["tree"] = self.tree.digest()
         save_tensors(os.path.join(save_directory, RANKER_FILE), vars(self.weights), "linear ranker", metadata)
 
@@ -193,6 +231,7 @@ class LinearRanker:
                 loss=metadata["loss"],
                 ranking=metadata["ranking"],
                 beam_size=int(metadata["beam_size"]),
+                first_level=int(metadata.get("first_level", 1)),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
@@ -201,6 +240,22 @@ class LinearRanker:
         if metadata.get("tree") != tree.digest() or len(weights.row_begin) - 1 != ranker._block_begin[-1]:
             raise ValueError(f"`{path}` was trained on another tree than {tree}: they belong to different models.")
         return ranker
+
+    def _start(self, start: Beam | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithms of probabilities and numbers, over the whole tree, of the nodes that a search starts from."""
+        if self.first_level == 1 and start is None:
+            return np.zeros((count, 1), dtype=np.float32), np.zeros((count, 1), dtype=np.int64)
+        above = self.first_level - 1
+        if start is None or start.level != above or start.nodes.shape[0] != count:
+            given = "none" if start is None else f"{start.nodes.shape[0]} rows of nodes of level {start.level}"
+            raise ValueError(
+                f"The ranker has classifiers from level {self.first_level} on: it needs nodes of level {above} to "
+                f"start from for each of the {count} documents, got {given}. Predict with the model it belongs to."
+            )
+        if start.nodes.size and start.nodes.max() >= self.tree.level_sizes[above - 1]:
+            raise ValueError(f"The search starts from a node outside 0..{self.tree.level_sizes[above - 1] - 1}.")
+        nodes = np.where(start.nodes >= 0, start.nodes + first_node(self.tree, above), -1)
+        return np.ascontiguousarray(start.log_probabilities, dtype=np.float32), nodes
 
     def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
         """The sparse part and the dense part with the constant 1 of the bias appended."""
@@ -237,13 +292,17 @@ def dense_part(features: Features) -> np.ndarray:
     return ones if features.dense is None else np.hstack([features.dense, ones])
 
 
+def first_node(tree: LabelTree, level: int) -> int:
+    """Number of the first node of a level where nodes are numbered level by level from the root (0)."""
+    return 0 if level == 0 else 1 + sum(tree.level_sizes[: level - 1])
+
+
 def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:
     """
     First child and first block of every inner node, nodes being numbered level by level from the root (0).
 
     Both arrays have one entry more than there are inner nodes, so that entry `n + 1` ends what entry `n` begins.
     """
-    first_node = np.concatenate([[0, 1], 1 + np.cumsum(tree.level_sizes)])
-    starts = [offsets[:-1] + first_node[level] for level, offsets in enumerate(tree.child_offsets, start=1)]
-    child_begin = np.concatenate([*starts, first_node[-1:]])
+    starts = [offsets[:-1] + first_node(tree, level) for level, offsets in enumerate(tree.child_offsets, start=1)]
+    child_begin = np.concatenate([*starts, [first_node(tree, tree.depth + 1)]])
     return child_begin, np.concatenate([[0], np.cumsum(-(-np.diff(child_begin) // LANES))])

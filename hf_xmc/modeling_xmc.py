@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import ModelOutput
 
 from .configuration_xmc import XMCConfig
 from .features import Features
@@ -21,8 +19,10 @@ from .head_search import Head
 from .label_tree import LabelTree
 from .labels import Labels
 from .level_heads import LevelHeads
-from .linear_ranker import LinearRanker
+from .linear_ranker import Beam, LinearRanker
+from .outputs import XMCOutput, mix_scores
 from .pretrained_xmc import XMCPreTrainedModel
+from .tagging import TextTagger
 from .text_encoder import (
     default_pooling,
     load_encoder,
@@ -44,29 +44,7 @@ _CANDIDATES = (100, 20)
 _SORTED_TOGETHER = 4096
 
 
-@dataclass
-class XMCOutput(ModelOutput):
-    """
-    Best labels of each document, best first; or, in training, what the head of one level says.
-
-    Args:
-        loss (`torch.FloatTensor` of shape `()`):
-            Loss of the level, where targets were given.
-        margins (`torch.FloatTensor` of shape `(batch, nodes)`):
-            Margins of the nodes of the level.
-        scores (`torch.FloatTensor` of shape `(batch, top_k)`):
-            Scores between 0 and 1; 0 where fewer labels were found.
-        indices (`torch.LongTensor` of shape `(batch, top_k)`):
-            Label ids; -1 where fewer labels were found.
-    """
-
-    loss: torch.Tensor | None = None
-    margins: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
-    indices: torch.Tensor | None = None
-
-
-class XMCForTextClassification(XMCPreTrainedModel):
+class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
     """
     Tags text (or vectors) with a few of very many labels.
 
@@ -397,8 +375,12 @@ class XMCForTextClassification(XMCPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.ranker is None:
             raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
+        start = None
+        if self.ranker.first_level > 1:
+            beam = self.ranker.beam_size if beam_size is None else beam_size
+            start = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
         scores, indices = self.ranker.predict(
-            self.ranker_features(features), top_k, beam_size=beam_size, num_threads=num_threads
+            self.ranker_features(features), top_k, beam_size=beam_size, num_threads=num_threads, start=start
         )
         return torch.from_numpy(scores).to(self.anchor.device), torch.from_numpy(indices).to(self.anchor.device)
 
@@ -472,6 +454,24 @@ class XMCForTextClassification(XMCPreTrainedModel):
         assert self.label_tree is not None
         return self.heads.search(vectors, self.label_tree, level, top_k, beam_size)
 
+    def match(self, vectors: torch.Tensor, level: int, top_k: int) -> Beam:
+        """
+        The best nodes of a level by the heads, as the ranker starts from them.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(batch, dimensions)`):
+                Documents as [`~XMCForTextClassification.encode`] makes them.
+            level (`int`):
+                Level, counted from 1; it must have a head.
+            top_k (`int`):
+                Nodes per document; 0 for all.
+        """
+        assert self.label_tree is not None
+        size = self.label_tree.level_sizes[level - 1]
+        scores, nodes = self.search_level(vectors, level, min(top_k, size) if top_k > 0 else size, top_k)
+        # A node that the heads rule out has a small probability rather than none: its labels come last.
+        return Beam(level, nodes.cpu().numpy(), scores.clamp(min=1e-9).log().cpu().numpy())
+
     def _check_label_head(self) -> None:
         levels, tree = self.config.head_levels or [], self.label_tree
         if tree is None or tree.depth not in levels or self.config.trained_levels < len(levels):
@@ -492,78 +492,3 @@ class XMCForTextClassification(XMCPreTrainedModel):
         scores, nodes = self.search_level(vectors, self.label_tree.depth, top_k, beam_size)
         labels = torch.from_numpy(self.label_tree.leaf_labels).to(nodes.device)[nodes.clamp(min=0)]
         return XMCOutput(scores=scores, indices=labels.masked_fill(nodes < 0, -1))
-
-    @torch.no_grad()
-    def predict(
-        self,
-        documents: Sequence[str] | Features | csr_matrix,
-        top_k: int | None = None,
-        beam_size: int | None = None,
-        batch_size: int = 4096,
-        num_threads: int | None = None,
-        predict_with: str | None = None,
-    ) -> list[list[tuple[str, float]]]:
-        """
-        The best labels of each document by name.
-
-        Args:
-            documents (`Sequence[str]`, [`Features`] or `csr_matrix`):
-                Texts, or vectors such as the model was trained on (they are scaled to unit length here).
-            top_k (`int`, *optional*):
-                Labels per document; that of the configuration by default.
-            beam_size (`int`, *optional*):
-                Nodes kept per level; that of the configuration by default. 0 keeps all: exact search.
-            batch_size (`int`, *optional*, defaults to 4096):
-                Documents that are worked on together. It changes memory and speed, not results.
-            num_threads (`int`, *optional*):
-                Threads to use; all cores by default.
-            predict_with (`str`, *optional*):
-                `"ranker"`, `"heads"` or `"both"`; that of the configuration by default.
-
-        Returns:
-            `list[list[tuple[str, float]]]`: (label, score) pairs of each document, best first. There are fewer than
-            `top_k` where the search reached fewer labels.
-        """
-        if isinstance(documents, (str, bytes)):
-            raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
-        if isinstance(documents, csr_matrix):
-            documents = Features(documents)
-        results: list[list[tuple[str, float]]] = []
-        for start in range(0, len(documents), batch_size):
-            part = documents[start : start + batch_size]
-            features = self.prepare_vectors(part) if isinstance(part, Features) else self.featurize(part, num_threads)
-            results.extend(self.name_labels(self(features, top_k, beam_size, num_threads, predict_with)))
-        return results
-
-    def name_labels(self, output: XMCOutput) -> list[list[tuple[str, float]]]:
-        """The (label, score) pairs of an output, best first; empty places are left out."""
-        if self.labels is None:
-            raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
-        names = self.labels.names
-        assert output.scores is not None and output.indices is not None
-        rows = zip(output.indices.tolist(), output.scores.tolist(), strict=True)
-        return [[(names[i], score) for i, score in zip(*row, strict=True) if i >= 0] for row in rows]
-
-
-def mix_scores(
-    ranked: torch.Tensor, own: torch.Tensor, indices: torch.Tensor, heads_share: float, top_k: int
-) -> XMCOutput:
-    """
-    The best labels by the weighted mean of two scores.
-
-    Args:
-        ranked (`torch.Tensor`): Scores of the ranker.
-        own (`torch.Tensor`): Scores of the heads.
-        indices (`torch.Tensor`): The labels, -1 for none.
-        heads_share (`float`): Weight of the heads, 0 to 1.
-        top_k (`int`): Labels per document.
-    """
-    mixed = (1 - heads_share) * ranked + heads_share * own
-    scores, best = mixed.masked_fill(indices < 0, -1).topk(min(top_k, mixed.shape[1]), dim=1)
-    lacking = (0, top_k - scores.shape[1])
-    return XMCOutput(
-        scores=functional.pad(scores.clamp(min=0), lacking),
-        indices=functional.pad(indices.gather(1, best), lacking, value=-1),
-    )

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
-from .modeling_xmc import XMCForTextClassification, XMCOutput
+from .modeling_xmc import XMCForTextClassification
+from .outputs import XMCOutput
 
 
 class ExtremeTextClassificationPipeline(Pipeline):

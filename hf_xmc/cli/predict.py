@@ -18,7 +18,8 @@ from tqdm.auto import tqdm
 
 from ..data.xmc_text import has_xmc_header
 from ..files import atomic_write
-from ..modeling_xmc import PREDICT_WITH, XMCForTextClassification, XMCOutput
+from ..modeling_xmc import PREDICT_WITH, XMCForTextClassification
+from ..outputs import XMCOutput
 from ..training.prediction import predict_batches
 from .arguments import load_split
 

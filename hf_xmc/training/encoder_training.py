@@ -15,7 +15,9 @@ from scipy.sparse import csr_matrix
 from ..evaluation.metrics import XMCMetrics
 from ..features import Features
 from ..level_heads import tail_sizes
-from ..modeling_xmc import XMCForTextClassification, mix_scores
+from ..linear_ranker import Beam
+from ..modeling_xmc import XMCForTextClassification
+from ..outputs import mix_scores
 from .averaging import WeightAverage
 from .checkpoints import load_level_state, save_level_state
 from .embedding import embed_dataset, tokenize_dataset, tokens_digest
@@ -28,7 +30,7 @@ from .head_training import (
     starting_data,
 )
 from .levels import LevelData, Schedule
-from .linear_training import add_ranker, build_label_tree, prepare_features_and_tree
+from .linear_training import add_ranker, build_label_tree, prepare_features, prepare_tree
 from .prediction import feature_batches
 from .progress import Stages
 from .training_args import XMCTrainingArguments
@@ -66,7 +68,14 @@ class EncoderRun:
     ) -> None:
         self.model, self.args, self.stages = model, args, stages
         self.arguments = args.make_level_arguments()
-        self.features, self.targets = prepare_features_and_tree(model, dataset, args, stages, label_texts)
+        self._vectors: np.ndarray | None = None
+        self.features, self.targets = prepare_features(model, dataset, args, stages, label_texts)
+        with stages.stage("tokens"):
+            self.tokens = tokenize_dataset(model, dataset)
+        described = self.features
+        if args.label_features == "embedding" and model.label_tree is None:
+            described = Features(None, self.vectors())
+        prepare_tree(model, described, self.targets, args, stages)
         assert model.label_tree is not None
         self.counts = model.label_tree.targets(self.targets)
         self.levels = self.arguments.choose_levels(model.label_tree)
@@ -78,15 +87,12 @@ class EncoderRun:
         # Levels that are trained in the same steps.
         self.groups = self.arguments.group_levels(self.levels)
         self._prepare_heads()
-        with stages.stage("tokens"):
-            self.tokens = tokenize_dataset(model, dataset)
         per_step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         self.schedule = Schedule.from_arguments(self.arguments, len(self.groups), max(1, -(-len(dataset) // per_step)))
         # Index of the group at work and the data of its levels; -1 before the first.
         self.active = -1
         self.data: list[LevelData] = []
         self.average = WeightAverage()
-        self._vectors: np.ndarray | None = None
         self._known_identity: dict[str, Any] | None = None
 
     def _prepare_heads(self) -> None:
@@ -222,12 +228,24 @@ class EncoderRun:
                 shape = replace(shape, clustering="balanced")
             with self.stages.stage("refined tree"):
                 tree = build_label_tree(model, features, self.targets, args, self.stages, shape)
-        add_ranker(model, features, self.targets, args, self.stages, tree)
+        add_ranker(model, features, self.targets, args, self.stages, tree, self._matched_nodes())
         has_label_head = model.label_tree is not None and model.label_tree.depth in self.levels
         if args.predict_with == "both" and not has_label_head:
             model.config.predict_with = "ranker"
         elif args.predict_with == "both":
             self._choose_share(eval_dataset)
+
+    @torch.no_grad()
+    def _matched_nodes(self) -> Beam | None:
+        """What the heads find above the labels for the training documents, where they do it for the ranker."""
+        model, args = self.model, self.args
+        assert model.label_tree is not None
+        above = [level for level in self.levels if level < model.label_tree.depth]
+        if args.ranker_matcher != "heads" or not above:
+            return None
+        vectors = torch.from_numpy(self.vectors()).to(model.device)
+        with self.stages.stage("match"):
+            return model.match(vectors, above[-1], args.make_ranker_arguments().train_beam_size)
 
     def _choose_share(self, eval_dataset: Dataset | None) -> None:
         config = self.model.config

@@ -10,10 +10,76 @@ from scipy.sparse import csr_matrix, hstack, vstack
 
 from ..features import Features
 from ..label_tree import binarized
+from ..modeling_xmc import XMCForTextClassification
 from .cluster_kernels import aggregate_rows
+
+# What places a label in the tree; those of the second line need an encoder.
+LABEL_FEATURES = ("pifa", "text", "both", "embedding", "text-embedding")
+ENCODER_LABEL_FEATURES = LABEL_FEATURES[3:]
 
 # Labels aggregated in one piece of work.
 _LABELS_PER_TASK = 256
+
+
+def describe_labels(
+    model: XMCForTextClassification,
+    features: Features,
+    targets: csr_matrix,
+    kind: str,
+    max_sparse: int | None = None,
+    num_threads: int | None = None,
+) -> Features:
+    """
+    One vector per label, for the tree.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            Model with labels; its TF-IDF or encoder reads their texts.
+        features (`Features`):
+            Documents: with a dense part, the encoder's vectors, where `kind` is `"embedding"`.
+        targets (`csr_matrix`):
+            `(documents, labels)` indicator of the true labels.
+        kind (`str`):
+            `"pifa"`: the documents that carry a label; `"text"`: TF-IDF of its own text; `"both"` side by side;
+            `"embedding"`: as `"pifa"`, but the encoder's vectors of the documents alone; `"text-embedding"`: the
+            encoder's vector of the label's own text.
+        max_sparse (`int`, *optional*):
+            Largest entries kept of each label's sparse PIFA vector; all by default.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+    """
+    if kind == "text-embedding":
+        return _text_embeddings(model, kind)
+    if kind == "embedding":
+        assert features.dense is not None
+        return pifa(Features(None, features.dense), targets)
+    parts = []
+    if kind != "text":
+        parts.append(pifa(features, targets, max_sparse, num_threads))
+    if kind != "pifa":
+        texts = _label_texts(model, kind)
+        if model.tfidf is None:
+            raise ValueError(f"`label_features={kind!r}` needs documents that are texts, not vectors.")
+        parts.append(Features(model.tfidf.transform(texts, num_workers=num_threads)))
+    return parts[0] if len(parts) == 1 else side_by_side(*parts)
+
+
+def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
+    texts = _label_texts(model, kind)
+    vectors = model.embed(texts)
+    # What an encoder makes of nothing says nothing.
+    vectors[[not text.strip() for text in texts]] = 0
+    return Features(None, vectors)
+
+
+def _label_texts(model: XMCForTextClassification, kind: str) -> list[str]:
+    texts = None if model.labels is None else model.labels.texts
+    if texts is None or not any(texts):
+        raise ValueError(
+            f"`label_features={kind!r}` needs texts of the labels: pass `label_texts` to the trainer, or use "
+            "`label_features='pifa'`."
+        )
+    return list(texts)
 
 
 def pifa(

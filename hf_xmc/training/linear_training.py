@@ -10,9 +10,10 @@ from ..data import feature_matrix
 from ..features import Features
 from ..label_tree import LabelTree
 from ..labels import Labels
+from ..linear_ranker import Beam
 from ..modeling_xmc import XMCForTextClassification
 from .clustering import TreeArguments, build_tree, frequency_tree
-from .label_features import pifa, side_by_side
+from .label_features import describe_labels
 from .progress import CountedTexts, Stages
 from .ranker_training import train_ranker
 from .training_args import XMCTrainingArguments
@@ -40,11 +41,12 @@ def train_linear(
         label_texts (`dict[str, str]`, *optional*):
             Text by label name.
     """
-    features, targets = prepare_features_and_tree(model, dataset, args, stages, label_texts)
+    features, targets = prepare_features(model, dataset, args, stages, label_texts)
+    prepare_tree(model, features, targets, args, stages)
     add_ranker(model, features, targets, args, stages)
 
 
-def prepare_features_and_tree(
+def prepare_features(
     model: XMCForTextClassification,
     dataset: Dataset,
     args: XMCTrainingArguments,
@@ -52,7 +54,7 @@ def prepare_features_and_tree(
     label_texts: dict[str, str] | None = None,
 ) -> tuple[Features, csr_matrix]:
     """
-    Adds labels, TF-IDF and tree to a model that lacks them.
+    Adds labels and TF-IDF to a model that lacks them.
 
     Returns:
         `tuple[Features, csr_matrix]`: sparse features and labels of the training documents.
@@ -65,16 +67,26 @@ def prepare_features_and_tree(
     with stages.stage("features") as facts:
         features = training_features(model, dataset, args, stages)
         facts.update(features=features.num_sparse)
+    return features, targets
+
+
+def prepare_tree(
+    model: XMCForTextClassification,
+    features: Features,
+    targets: csr_matrix,
+    args: XMCTrainingArguments,
+    stages: Stages,
+) -> None:
+    """Adds a tree to a model that lacks one: that of documents with these features."""
     with stages.stage("tree") as facts:
         if model.label_tree is None:
             model.label_tree = build_label_tree(model, features, targets, args, stages)
-        elif model.label_tree.num_labels != len(model.labels):
+        elif model.label_tree.num_labels != targets.shape[1]:
             raise ValueError(
-                f"The given label tree has {model.label_tree.num_labels} labels, but there are {len(model.labels)} in "
+                f"The given label tree has {model.label_tree.num_labels} labels, but there are {targets.shape[1]} in "
                 "the training data. Build the tree from these labels, or leave it out."
             )
         facts.update(depth=model.label_tree.depth)
-    return features, targets
 
 
 def add_ranker(
@@ -84,13 +96,14 @@ def add_ranker(
     args: XMCTrainingArguments,
     stages: Stages,
     tree: LabelTree | None = None,
+    start: Beam | None = None,
 ) -> None:
-    """Trains the ranker on a tree, the model's own by default."""
+    """Trains the ranker on a tree, the model's own by default, or on its levels below `start`."""
     tree = model.label_tree if tree is None else tree
     assert tree is not None
     with stages.stage("ranker") as facts:
         model.ranker = train_ranker(
-            features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report
+            features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report, start
         )
         facts.update(ranker_bytes=model.ranker.num_bytes)
 
@@ -132,22 +145,7 @@ def build_label_tree(
     if arguments.clustering == "frequency":
         counts = np.bincount(targets.indices, minlength=targets.shape[1])
         return frequency_tree(counts, arguments.shares, arguments.shares_of)
-    parts = []
-    if args.label_features in ("pifa", "both"):
-        parts.append(pifa(features, targets, args.label_max_features, args.num_threads))
-    if args.label_features in ("text", "both"):
-        parts.append(_label_text_features(model, args))
-    label_features = parts[0] if len(parts) == 1 else side_by_side(*parts)
+    label_features = describe_labels(
+        model, features, targets, args.label_features, args.label_max_features, args.num_threads
+    )
     return build_tree(label_features, arguments, args.num_threads, stages.report)
-
-
-def _label_text_features(model: XMCForTextClassification, args: XMCTrainingArguments) -> Features:
-    assert model.labels is not None
-    if model.labels.texts is None or not any(model.labels.texts):
-        raise ValueError(
-            f"`label_features={args.label_features!r}` needs texts of the labels: pass `label_texts` to the trainer, "
-            "or use `label_features='pifa'`."
-        )
-    if model.tfidf is None:
-        raise ValueError(f"`label_features={args.label_features!r}` needs documents that are texts, not vectors.")
-    return Features(model.tfidf.transform(model.labels.texts, num_workers=args.num_threads))

@@ -14,6 +14,18 @@ _PRODUCT_ALONG_THE_PATH: dict[str, Any] = {
 METHODS: dict[str, dict[str, Any]] = {
     # Beside the encoder a wide beam costs nothing.
     "xr-transformer": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True, "ranker_beam_size": 60},
+    # About a hundred labels to a cluster; the encoder learns to find clusters, the ranker to rank what is in them.
+    "x-transformer": {
+        "tree_max_leaf_size": 100,
+        "tree_max_depth": 2,
+        "level_indices": [1],
+        "level_negatives": ["all"],
+        "level_loss": "squared_hinge",
+        "ranker_matcher": "heads",
+        "ranker_train_beam_size": 20,
+        "ranker_beam_size": 20,
+        "predict_with": "ranker",
+    },
     "lightxml": {
         "encoder_pooling_layers": 5,
         "tree_max_leaf_size": 100,
@@ -48,7 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dismec": {"tree_clustering": "flat"},
 }
 # Methods with an encoder that is trained; the others are linear.
-ENCODER_METHODS = ("xr-transformer", "lightxml", "aplc-xlnet")
+ENCODER_METHODS = ("xr-transformer", "x-transformer", "lightxml", "aplc-xlnet")
 
 
 def method_options(method: str) -> dict[str, Any]:

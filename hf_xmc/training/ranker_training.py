@@ -14,12 +14,23 @@ from ..features import Features
 from ..kernels import squared_norms
 from ..label_tree import LabelTree
 from ..lanes import HEADER, LANES
-from ..linear_ranker import LOSSES, RANKINGS, LinearRanker, RankerWeights, dense_part, number_blocks, sparse_part
+from ..linear_ranker import (
+    LOSSES,
+    RANKINGS,
+    Beam,
+    LinearRanker,
+    RankerWeights,
+    dense_part,
+    first_node,
+    number_blocks,
+    sparse_part,
+)
 from .clustering import Progress
 from .shortlist import NEGATIVES, Shortlist, level_shortlist
 from .solver import train_blocks
 
 WEIGHT_DTYPES = ("int8", "float32")
+MATCHERS = ("ranker", "heads")
 
 # Documents of the blocks that one piece of work trains.
 _DOCUMENTS_PER_TASK = 8192
@@ -40,6 +51,9 @@ class RankerArguments:
         negatives (`str`, *optional*, defaults to `"both"`):
             Documents a lowest node's labels are trained on: `"tfn"` those with a true label under the node, `"man"`
             those that the levels above send there, `"both"` their union.
+        matcher (`str`, *optional*, defaults to `"ranker"`):
+            What finds the nodes whose labels are ranked: `"ranker"`: linear models of its own for the levels above;
+            `"heads"`: the heads on the encoder, so that the ranker has the levels below the lowest of them only.
         train_beam_size (`int`, *optional*, defaults to `60`): Nodes in a document's beam that finds `man` negatives.
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
         beam_size (`int`, *optional*, defaults to `20`): Nodes per level at prediction.
@@ -61,6 +75,9 @@ class RankerArguments:
     negatives: str = field(
         default="both", metadata={"help": "Documents a label is trained on: tfn, man or both.", "choices": NEGATIVES}
     )
+    matcher: str = field(
+        default="ranker", metadata={"help": "What finds the nodes whose labels are ranked.", "choices": MATCHERS}
+    )
     train_beam_size: int = field(default=60, metadata={"help": "Beam that finds matcher-aware negatives."})
     ranking: str = field(
         default="leaf", metadata={"help": "Rank labels by their own margin or by the whole path.", "choices": RANKINGS}
@@ -81,6 +98,7 @@ class RankerArguments:
         for name, choices in (
             ("loss", tuple(LOSSES)),
             ("negatives", NEGATIVES),
+            ("matcher", MATCHERS),
             ("ranking", RANKINGS),
             ("weight_dtype", WEIGHT_DTYPES),
         ):
@@ -104,9 +122,10 @@ def train_ranker(
     arguments: RankerArguments,
     num_threads: int | None = None,
     progress: Progress | None = None,
+    start: Beam | None = None,
 ) -> LinearRanker:
     """
-    Trains one linear classifier per node of the tree.
+    Trains one linear classifier per node of the tree, or of its levels below `start`.
 
     Args:
         features (`Features`):
@@ -121,6 +140,8 @@ def train_ranker(
             Threads to use; all cores by default. The result does not depend on it.
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
+        start ([`Beam`], *optional*):
+            The nodes that a matcher, which is not the ranker, finds for the training documents.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
@@ -131,8 +152,8 @@ def train_ranker(
     child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
     ranker = None
-    first_node = 0
-    for level in range(1, tree.depth + 1):
+    first_level = 1 if start is None else start.level + 1
+    for level in range(first_level, tree.depth + 1):
         above = len(tree.child_offsets[level - 1]) - 1
         negatives = arguments.negatives if level == tree.depth else "tfn"
         shortlist = level_shortlist(
@@ -144,9 +165,10 @@ def train_ranker(
             ranker,
             level,
             num_threads,
+            start,
         )
-        last_node = first_node + above
-        blocks = _level_blocks(child_begin, block_begin, first_node, last_node)
+        first_parent = first_node(tree, level - 1)
+        blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
         problem.train_level(level_targets[level - 1], shortlist, blocks, weights, stage, progress)
@@ -159,8 +181,8 @@ def train_ranker(
                 loss=arguments.loss,
                 ranking=arguments.ranking,
                 beam_size=arguments.beam_size,
+                first_level=first_level,
             )
-        first_node = last_node
     assert ranker is not None
     return ranker
 

@@ -9,7 +9,7 @@ from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..lanes import compiled
-from ..linear_ranker import LinearRanker
+from ..linear_ranker import Beam, LinearRanker, first_node
 
 NEGATIVES = ("tfn", "man", "both")
 
@@ -38,6 +38,7 @@ def level_shortlist(
     ranker: LinearRanker | None,
     level: int,
     num_threads: int | None,
+    start: Beam | None = None,
 ) -> Shortlist:
     """
     Documents that train the children of each of the `num_nodes` nodes above `level`.
@@ -50,32 +51,37 @@ def level_shortlist(
             leaves out positives the levels above miss; `"both"`: their union.
         ranker (`LinearRanker`, *optional*):
             The levels trained so far, for `"man"`.
+        start ([`Beam`], *optional*):
+            Where the beams begin, if not at the root; those of the level above are taken as they are.
     """
     if true_nodes is None:
         return Shortlist(np.array([0, len(features)]), np.arange(len(features)))
     true_ptr, true = true_nodes.indptr, true_nodes.indices
     found = np.empty((len(features), 0), dtype=np.int64)
-    first_node = 0
-    if negatives != "tfn":
+    numbered_from = 0
+    if negatives != "tfn" and start is not None and start.level == level - 1:
+        found = start.nodes
+    elif negatives != "tfn":
         assert ranker is not None
         found = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
         first_true = np.append(true, 0)[true_ptr[:-1]]
         for rows in np.array_split(np.argsort(first_true, kind="stable"), -(-len(features) // _DOCUMENTS_PER_SEARCH)):
-            nodes = ranker.search(features[rows], level - 1, found.shape[1], beam_size, True, num_threads)[1]
-            found[rows] = nodes
-        first_node = 1 + sum(ranker.tree.level_sizes[: level - 2])
-        if negatives == "man":
-            true_ptr = np.zeros_like(true_ptr)
-    return Shortlist(*_documents_by_node(true_ptr, true, found, first_node, num_nodes))
+            begin = None if start is None else start[rows]
+            options = (level - 1, found.shape[1], beam_size, True, num_threads, begin)
+            found[rows] = ranker.search(features[rows], *options)[1]
+        numbered_from = first_node(ranker.tree, level - 1)
+    if negatives == "man":
+        true_ptr = np.zeros_like(true_ptr)
+    return Shortlist(*_documents_by_node(true_ptr, true, found, numbered_from, num_nodes))
 
 
 @compiled
-def _documents_by_node(true_ptr, true, found, first_node, num_nodes):
+def _documents_by_node(true_ptr, true, found, numbered_from, num_nodes):
     """
     Documents of each node, ascending, each once: those with the node in their row of `true` or of `found`.
 
-    `found` numbers the nodes from `first_node`, -1 stands for none. A first round counts, a second one fills.
+    `found` numbers the nodes from `numbered_from`, -1 stands for none. A first round counts, a second one fills.
     """
     indptr = np.zeros(num_nodes + 1, dtype=np.int64)
     rows = np.empty(0, dtype=np.int64)
@@ -83,14 +89,14 @@ def _documents_by_node(true_ptr, true, found, first_node, num_nodes):
     for filling in (False, True):
         for document in range(found.shape[0]):
             for position in range(found.shape[1]):
-                node = found[document, position] - first_node
+                node = found[document, position] - numbered_from
                 if node >= 0:
                     if filling:
                         rows[fill[node]] = document
                     fill[node] += 1
             for p in range(true_ptr[document], true_ptr[document + 1]):
                 node = np.int64(true[p])
-                if not _contains(found[document], first_node + node):
+                if not _contains(found[document], numbered_from + node):
                     if filling:
                         rows[fill[node]] = document
                     fill[node] += 1

@@ -14,6 +14,7 @@ from ..modeling_xmc import PREDICT_WITH
 from ..tfidf import TfidfFeaturizer
 from .clustering import TreeArguments
 from .encoder_args import EncoderArguments
+from .label_features import ENCODER_LABEL_FEATURES, LABEL_FEATURES
 from .levels import LevelArguments
 from .methods import ENCODER_METHODS, METHODS, method_options
 from .ranker_training import RankerArguments
@@ -61,8 +62,8 @@ class XMCTrainingArguments(TrainingArguments):
 
     Args:
         method (`str`, *optional*, defaults to `"xr-linear"`):
-            Preset: `xr-transformer`, `lightxml`, `aplc-xlnet`, `xr-linear`, `parabel`, `bonsai` or `dismec`. What is
-            given explicitly wins over it.
+            Preset: `xr-transformer`, `x-transformer`, `lightxml`, `aplc-xlnet`, `xr-linear`, `parabel`, `bonsai` or
+            `dismec`. What is given explicitly wins over it.
         overwrite (`bool`, *optional*, defaults to `False`):
             Whether training may replace a finished model in `output_dir`.
         features (`str`, *optional*):
@@ -70,7 +71,9 @@ class XMCTrainingArguments(TrainingArguments):
         vector_power (`float`, *optional*, defaults to 1.0):
             Power that the values of given vectors are raised to; 0.5 damps terms that one document repeats.
         label_features (`str`, *optional*, defaults to `"pifa"`):
-            What places a label in the tree: `"pifa"` (the documents that carry it), `"text"` (its own) or `"both"`.
+            What places a label in the tree: `"pifa"` (TF-IDF of the documents that carry it), `"text"` (TF-IDF of its
+            own text) or `"both"`; with an encoder also `"embedding"` (vectors of the documents that carry it, of the
+            encoder as it comes) or `"text-embedding"` (such a vector of its own text).
         label_max_features (`int`, *optional*, defaults to `1024`):
             Largest entries kept of each label's PIFA vector; `None` keeps all.
         refine_tree (`bool`, *optional*, defaults to `False`):
@@ -115,7 +118,7 @@ class XMCTrainingArguments(TrainingArguments):
         default=1.0, metadata={"help": "Power that the values of given vectors are raised to."}
     )
     label_features: str = field(
-        default="pifa", metadata={"help": "What places a label in the tree.", "choices": ("pifa", "text", "both")}
+        default="pifa", metadata={"help": "What places a label in the tree.", "choices": LABEL_FEATURES}
     )
     label_max_features: int | None = field(
         default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector."}
@@ -158,6 +161,7 @@ class XMCTrainingArguments(TrainingArguments):
     ranker_negative_cost: float | None = _taken_over(RankerArguments, "negative_cost")
     ranker_cost_sensitive: bool | None = _taken_over(RankerArguments, "cost_sensitive")
     ranker_negatives: str | None = _taken_over(RankerArguments, "negatives")
+    ranker_matcher: str | None = _taken_over(RankerArguments, "matcher")
     ranker_train_beam_size: int | None = _taken_over(RankerArguments, "train_beam_size")
     ranker_ranking: str | None = _taken_over(RankerArguments, "ranking")
     ranker_beam_size: int | None = _taken_over(RankerArguments, "beam_size")
@@ -216,7 +220,7 @@ class XMCTrainingArguments(TrainingArguments):
                 option = f"{prefix}_{name}"
                 if name != _SEEDS.get(prefix) and getattr(self, option) is None:
                     setattr(self, option, _default(part, name, parameter))
-        for option, choices in (("features", (None, "text", "vectors")), ("label_features", ("pifa", "text", "both"))):
+        for option, choices in (("features", (None, "text", "vectors")), ("label_features", LABEL_FEATURES)):
             if getattr(self, option) not in choices:
                 known = ", ".join(choice for choice in choices if choice)
                 raise ValueError(f"`{option}={getattr(self, option)!r}` is not one of {known}.")
@@ -226,6 +230,15 @@ class XMCTrainingArguments(TrainingArguments):
             raise ValueError(f"`predict_with={self.predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
         if self.predict_with != "ranker" and not self.trains_encoder:
             raise ValueError(f"`predict_with={self.predict_with!r}` needs heads, which {self.method!r} has not.")
+        if self.label_features in ENCODER_LABEL_FEATURES and not self.trains_encoder:
+            raise ValueError(f"`label_features={self.label_features!r}` needs an encoder: {self.method!r} has none.")
+        if self.ranker_matcher == "heads" and not self.trains_encoder:
+            raise ValueError(f"`ranker_matcher='heads'` needs heads, which {self.method!r} has not.")
+        if self.ranker_matcher == "heads" and self.refine_tree:
+            raise ValueError(
+                "`refine_tree` gives the ranker a tree of its own, but with `ranker_matcher='heads'` it ranks the "
+                "labels of nodes that the heads find in theirs. Leave one of them out."
+            )
         if self.heads_share is not None and not 0 <= self.heads_share <= 1:
             raise ValueError(f"`heads_share` must be between 0 and 1, not {self.heads_share}.")
         if not self.embedding_scale > 0:
