@@ -454,6 +454,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         assert self.label_tree is not None
         return self.heads.search(vectors, self.label_tree, level, top_k, beam_size)
 
+    @torch.no_grad()
     def match(self, vectors: torch.Tensor, level: int, top_k: int) -> Beam:
         """
         The best nodes of a level by the heads, as the ranker starts from them.

@@ -356,13 +356,24 @@ def exhaustive_scores(
 
 
 def beam_scores(
-    margins: Sequence[np.ndarray], child_offsets: Sequence[Sequence[int]], loss: str, ranking: str, beam_size: int
+    margins: Sequence[np.ndarray],
+    child_offsets: Sequence[Sequence[int]],
+    loss: str,
+    ranking: str,
+    beam_size: int,
+    start: Sequence[Sequence[tuple[float, int]]] | None = None,
 ) -> np.ndarray:
-    """As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach."""
+    """
+    As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach.
+
+    A search begins at the root, or at each document's (logarithm of the probability, node) pairs in `start`: margins
+    and offsets are then those of the levels below.
+    """
     num_documents = len(margins[0])
     result = np.full(margins[-1].shape, -math.inf)
     for document in range(num_documents):
-        beam = [(0.0, 0)]
+        beam = [(0.0, 0)] if start is None else list(start[document])
+        reached: list[tuple[float, int]] = []
         for level, offsets in enumerate(child_offsets[: len(margins)]):
             reached = []
             for score, parent in beam:

@@ -60,12 +60,12 @@ def as_rows(features: Features) -> np.ndarray:
 
 
 def as_weights(ranker: LinearRanker) -> list[np.ndarray]:
-    """The weights of all nodes of each level, (nodes, sparse + dense + 1), from the documented layout."""
+    """The weights of all nodes of each level it has, (nodes, sparse + dense + 1), from the documented layout."""
     weights, width = ranker.weights, ranker.num_dense + 1
     quantized = weights.records.shape[1] == 8 + 16
     levels = []
     block = 0
-    for offsets in ranker.tree.child_offsets:
+    for offsets in ranker.tree.child_offsets[ranker.first_level - 1 :]:
         matrix = np.zeros((offsets[-1], ranker.num_sparse + width))
         for parent in range(len(offsets) - 1):
             for first in range(offsets[parent], offsets[parent + 1], 16):

@@ -235,7 +235,6 @@ class EncoderRun:
         elif args.predict_with == "both":
             self._choose_share(eval_dataset)
 
-    @torch.no_grad()
     def _matched_nodes(self) -> Beam | None:
         """What the heads find above the labels for the training documents, where they do it for the ranker."""
         model, args = self.model, self.args

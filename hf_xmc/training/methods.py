@@ -22,6 +22,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "level_negatives": ["all"],
         "level_loss": "squared_hinge",
         "ranker_matcher": "heads",
+        "ranker_negative_cost": 2.0,
+        "ranker_cost_sensitive": True,
         "ranker_train_beam_size": 20,
         "ranker_beam_size": 20,
         "predict_with": "ranker",
