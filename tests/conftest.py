@@ -74,6 +74,12 @@ def make_tokenizer(plain: bool = False) -> Any:
 # Options of each method with an encoder that make a small model of 60 labels.
 SMALL_METHODS: dict[str, dict[str, Any]] = {
     "xr-transformer": {"level_indices": [1, 2, 3], "level_negatives": ["both"], **THREE_LEVELS},
+    "x-transformer": {
+        "level_indices": [1],
+        "tree_max_leaf_size": 8,
+        "ranker_train_beam_size": 3,
+        "ranker_beam_size": 4,
+    },
     # Two levels although the labels are few; a beam that leaves clusters out.
     "lightxml": {
         "level_indices": [1, 2],

@@ -62,7 +62,8 @@ def test_what_is_saved_predicts_the_same(train, tmp_path, method):
     loaded = XMCForTextClassification.from_pretrained(tmp_path)
     loaded.save_pretrained(tmp_path / "copy")
     copy = XMCForTextClassification.from_pretrained(tmp_path / "copy")
-    for kind in PREDICT_WITH:
+    # The heads of X-Transformer know clusters only.
+    for kind in PREDICT_WITH if method != "x-transformer" else ["ranker"]:
         expected = trainer.model.predict(TEXTS, predict_with=kind)
         assert loaded.predict(TEXTS, predict_with=kind) == expected
         assert copy.predict(TEXTS, predict_with=kind) == expected

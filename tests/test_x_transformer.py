@@ -1,0 +1,349 @@
+"""X-Transformer: heads that find clusters, a ranker of the labels in them, and what its clusters are made of."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from conftest import encoder_arguments, make_documents
+from datasets import Dataset
+from scipy.sparse import csr_matrix
+from small_problems import (
+    as_rows,
+    as_weights,
+    best_objective,
+    cost_sensitive_weights,
+    random_problem,
+    same_weights,
+    uneven_tree,
+)
+
+from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
+from hf_xmc.linear_ranker import Beam, LinearRanker
+from hf_xmc.training.label_features import describe_labels
+from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training.shortlist import level_shortlist
+
+TREE = uneven_tree()
+OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
+CHAIN = oracles.cluster_chain(OFFSETS)
+TEXTS = make_documents(40, seed=11)["text"][:]
+
+
+def random_beam(level, documents, width=3, seed=0):
+    """Some nodes of a level for each document, fewer for some, none for document 3."""
+    rng = np.random.default_rng(seed)
+    nodes = np.full((documents, width), -1)
+    for document in range(documents):
+        count = 0 if document == 3 else rng.integers(1, width + 1)
+        nodes[document, :count] = rng.choice(TREE.level_sizes[level - 1], count, replace=False)
+    return Beam(level, nodes, np.log(rng.random((documents, width))).astype(np.float32))
+
+
+def pairs_of(beam):
+    """A beam as the oracle takes it."""
+    rows = zip(beam.log_probabilities.tolist(), beam.nodes.tolist(), strict=True)
+    return [[(score, node) for score, node in zip(*row, strict=True) if node >= 0] for row in rows]
+
+
+# ---- The ranker below nodes that something else has found ----
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize("ranking", ["leaf", "path"])
+def test_search_under_given_nodes(level, loss, ranking):
+    features, targets = random_problem(seed=1)
+    start = random_beam(level, len(features))
+    arguments = RankerArguments(loss=loss, ranking=ranking, beam_size=2)
+    ranker = train_ranker(features, targets, TREE, arguments, start=start)
+    margins = oracles.margins_of(as_rows(features), as_weights(ranker))
+    assert len(margins) == TREE.depth - level == TREE.depth + 1 - ranker.first_level
+    expected = oracles.beam_scores(margins, OFFSETS[level:], loss, ranking, 2, pairs_of(start))
+    for threads in (1, 2):
+        scores, labels = ranker.predict(features, TREE.num_labels, start=start, num_threads=threads)
+        for row, (own, found) in enumerate(zip(scores, labels, strict=True)):
+            known = found >= 0
+            raw = expected[row][TREE.leaf_positions[found[known]]]
+            assert known.sum() == np.isfinite(expected[row]).sum() and (row == 3) == (not known.any())
+            assert np.isfinite(raw).all() and (np.diff(raw) <= 1e-6).all()
+            probability = np.exp(raw) if ranking == "path" else (raw + 1) / 2
+            if ranking == "leaf" and loss == "logistic":
+                probability = 1 / (1 + np.exp(-raw))
+            np.testing.assert_allclose(own[known], np.clip(probability, 0, 1), atol=2e-5)
+            assert not own[~known].any()
+
+
+@pytest.mark.parametrize("negatives", ["tfn", "man", "both"])
+def test_labels_learn_from_true_and_matched_clusters(negatives):
+    features, targets = random_problem(seed=3, sparse=12, dense=2)
+    truth, rows, start = targets.toarray(), as_rows(features), random_beam(2, len(features))
+    options = {"threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000, "cost": 2.0}
+    arguments = RankerArguments(negatives=negatives, negative_cost=0.5, cost_sensitive=True, **options)
+    ranker = train_ranker(features, targets, TREE, arguments, start=start)
+    matched = np.zeros((len(rows), TREE.level_sizes[1]))
+    for document, pairs in enumerate(pairs_of(start)):
+        matched[document, [node for _, node in pairs]] = 1
+    true = oracles.true_nodes(truth, CHAIN, TREE.leaf_labels.tolist())[1]
+    chosen = oracles.shortlist(None if negatives == "tfn" else matched, None if negatives == "man" else true, CHAIN[2])
+    found = level_shortlist(features, TREE.targets(targets)[1], 6, negatives, 60, None, 3, 1, start)
+    for child in range(TREE.num_labels):
+        documents = found.documents(int(TREE.parents(3)[child]))
+        assert documents.tolist() == np.flatnonzero(chosen[:, child]).tolist()
+    counts = oracles.true_label_counts(truth, CHAIN, TREE.leaf_labels.tolist())[-1]
+    loss_weights = cost_sensitive_weights(counts, 2.0, 0.5)
+    (learnt,) = as_weights(ranker)
+    learnt[:, -1] -= arguments.bias_prior
+    ours = oracles.level_objective(learnt, rows, counts > 0, chosen, loss_weights, "squared_hinge", -1.0)
+    best = sum(
+        best_objective(rows, counts[:, n] > 0, chosen[:, n], loss_weights[:, n], "squared_hinge", -1.0)
+        for n in range(TREE.num_labels)
+    )
+    assert best * (1 - 1e-6) <= ours <= best * (1 + 1e-3)
+
+
+def test_the_file_holds_the_levels_below_only(tmp_path):
+    features, targets = random_problem(seed=4)
+    start = random_beam(2, len(features))
+    ranker = train_ranker(features, targets, TREE, RankerArguments(), 1, start=start)
+    again = train_ranker(features, targets, TREE, RankerArguments(), 2, start=start)
+    assert same_weights(ranker, again)
+    whole = train_ranker(features, targets, TREE, RankerArguments())
+    blocks = sum(-(-size // 16) for size in np.diff(TREE.child_offsets[2]))
+    assert len(ranker.weights.row_begin) - 1 == blocks < len(whole.weights.row_begin) - 1
+    ranker.save_pretrained(tmp_path)
+    loaded = LinearRanker.from_pretrained(tmp_path, tree=TREE)
+    assert loaded.first_level == 3 and same_weights(loaded, ranker)
+    for found, expected in zip(loaded.predict(features, start=start), ranker.predict(features, start=start)):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (None, "needs nodes of level 2 to start from for each of the 70 documents, got none"),
+        (random_beam(1, 70), "got 70 rows of nodes of level 1"),
+        (random_beam(2, 69), "got 69 rows of nodes of level 2"),
+        (Beam(2, np.full((70, 1), 6), np.zeros((70, 1))), r"a node outside 0\.\.5"),
+    ],
+)
+def test_nodes_that_do_not_fit(start, message):
+    features, targets = random_problem(seed=4)
+    ranker = train_ranker(features, targets, TREE, RankerArguments(), start=random_beam(2, 70))
+    with pytest.raises(ValueError, match=message):
+        ranker.predict(features, start=start)
+
+
+# ---- The model ----
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_encoder, tmp_path_factory):
+    """A trained model and its training documents."""
+    folder, data = tmp_path_factory.mktemp("x-transformer"), make_documents(300, seed=5)
+    options = {"level_steps": [30], "per_device_train_batch_size": 32, "save_strategy": "no"}
+    trainer = XMCTrainer(
+        model=tiny_encoder, args=encoder_arguments(folder, "x-transformer", **options), train_dataset=data
+    )
+    trainer.train()
+    return trainer.model.eval(), data, folder
+
+
+def test_it_learns(trained):
+    model = trained[0]
+    evaluation = make_documents(200, seed=1)
+    found = model.predict(evaluation["text"][:], top_k=1)
+    right = [row[0][0] in true for row, true in zip(found, evaluation["labels"], strict=True) if row]
+    assert np.mean(right) > 0.8
+    assert model.label_tree.level_sizes == [8, 60] and model.config.head_levels == [1]
+    assert model.ranker.first_level == 2 and model.ranker.tree == model.label_tree
+
+
+def test_the_objective_is_the_mean_over_documents_and_clusters(trained):
+    model, data, _ = trained
+    ids = torch.tensor([window + [0] * (16 - len(window)) for (window,) in model.tokenize(data["text"][:20])])
+    mask = (ids > 0).long()
+    true = model.label_tree.targets(model.labels.encode(data))[0][:20].toarray() > 0
+    with torch.no_grad():
+        output = model(input_ids=ids, attention_mask=mask, level=1, targets=torch.tensor(true, dtype=torch.float32))
+    total = 0.0
+    for document in range(20):
+        for cluster in range(8):
+            total += oracles.loss_value(
+                "squared_hinge", true[document, cluster], float(output.margins[document, cluster])
+            )
+    # The sum over clusters: a constant factor, to which neither the solution nor Adam is sensitive.
+    assert float(output.loss) / 8 == pytest.approx(total / (20 * 8), rel=1e-5)
+
+
+@pytest.mark.parametrize("ranking", ["leaf", "path"])
+@pytest.mark.parametrize("beam_size", [1, 3, 0])
+def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size, monkeypatch):
+    model = trained[0]
+    monkeypatch.setattr(model.ranker, "ranking", ranking)
+    features = model.featurize(TEXTS)
+    head = model.head(1)
+    clusters = oracles.margins_of(
+        np.hstack([features.dense, np.ones((len(TEXTS), 1))]),
+        [np.hstack([head.weight.detach().numpy(), head.bias.detach().numpy()[:, None]])],
+    )[0]
+    (margins,) = oracles.margins_of(as_rows(model.ranker_features(features)), as_weights(model.ranker))
+    tree, top_b = model.label_tree, beam_size or 8
+    with torch.no_grad():
+        output = model(features, top_k=60, beam_size=beam_size)
+    for row in range(len(TEXTS)):
+        best = sorted(range(8), key=lambda cluster: -clusters[row, cluster])[:top_b]
+        expected = {}
+        for cluster in best:
+            # A cluster that is ruled out leaves its labels the last places, in their order.
+            g = log_of(oracles.head_probability("squared_hinge", clusters[row, cluster]))
+            for position in range(tree.child_offsets[1][cluster], tree.child_offsets[1][cluster + 1]):
+                h = margins[row, position]
+                score = min(1.0, max(0.0, (h + 1) / 2))
+                if ranking == "path":
+                    score = np.exp(g + oracles.log_probability("squared_hinge", h))
+                expected[int(tree.leaf_labels[position])] = score
+        found = [label for label in output.indices[row].tolist() if label >= 0]
+        assert set(found) == set(expected)
+        np.testing.assert_allclose(output.scores[row, : len(found)], [expected[label] for label in found], atol=1e-4)
+
+
+def log_of(probability):
+    return np.log(max(probability, 1e-9))
+
+
+def test_training_takes_the_clusters_that_the_heads_find(trained):
+    model, data, _ = trained
+    features = model.featurize(data["text"][:])
+    start = model.match(torch.from_numpy(features.dense), 1, 3)
+    arguments = encoder_arguments("unused", "x-transformer").make_ranker_arguments()
+    again = train_ranker(
+        model.ranker_features(features), model.labels.encode(data), model.label_tree, arguments, 1, start=start
+    )
+    assert same_weights(again, model.ranker)
+
+
+def test_saved_files(trained):
+    folder = trained[2]
+    assert json.loads((folder / "training_args.json").read_text())["ranker_matcher"] == "heads"
+    assert not (folder / "ranker_tree.safetensors").exists()
+    with pytest.raises(ValueError, match="no trained head for its labels"):
+        XMCForTextClassification.from_pretrained(folder).predict(TEXTS, predict_with="heads")
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_labels_too_few_for_clusters(tiny_encoder, tmp_path, count):
+    words = [f"topic{label:02d}" for label in range(count)]
+    data = Dataset.from_dict(
+        {"text": [f"{words[i % count]} word1" for i in range(40)], "labels": [[words[i % count]] for i in range(40)]}
+    )
+    args = encoder_arguments(tmp_path, "x-transformer", level_steps=[2], tfidf_min_df=1, save_strategy="no")
+    trainer = XMCTrainer(model=tiny_encoder, args=args, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    assert trainer.model.ranker.first_level == 1 and trainer.evaluate()["eval_P@1"] == 1
+
+
+def test_heads_above_two_levels_of_the_ranker(tiny_encoder, tmp_path):
+    # A given tree may be deeper than that of the preset.
+    data, tree = (
+        make_documents(160, seed=7),
+        LabelTree.from_parents([np.arange(3) * 0, np.arange(9) % 3, np.arange(60) % 9]),
+    )
+    model = XMCForTextClassification.from_encoder(tiny_encoder, label_tree=tree, max_length=16)
+    args = encoder_arguments(tmp_path, "x-transformer", level_steps=[2], ranker_beam_size=3)
+    trainer = XMCTrainer(model=model, args=args, train_dataset=data)
+    trainer.train()
+    assert trainer.model.ranker.first_level == 2
+    assert trainer.evaluate(data)["eval_P@1"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "xr-linear", "ranker_matcher": "heads"}, "`ranker_matcher='heads'` needs heads"),
+        ({"method": "xr-linear", "label_features": "embedding"}, "`label_features='embedding'` needs an encoder"),
+        ({"refine_tree": True}, "`refine_tree` gives the ranker a tree of its own"),
+        ({"ranker_matcher": "tree"}, "`matcher='tree'` is not one of ranker, heads"),
+        ({"label_features": "words"}, "`label_features='words'` is not one of pifa, text, both, embedding"),
+    ],
+)
+def test_options_that_do_not_fit(options, message, tmp_path):
+    from hf_xmc import XMCTrainingArguments
+
+    with pytest.raises(ValueError, match=message):
+        XMCTrainingArguments(str(tmp_path), **{"method": "x-transformer", **options})
+
+
+# ---- What clusters are made of ----
+
+
+@pytest.fixture
+def described(tiny_encoder):
+    """A model with labels, one of them without a text, and documents."""
+    data = make_documents(50, seed=3)
+    labels = Labels.from_dataset(data)
+    texts = [name.replace("label ", "topic") for name in labels.names]
+    texts[4] = " "
+    model = XMCForTextClassification.from_encoder(
+        tiny_encoder,
+        max_length=16,
+        labels=Labels(labels.names, texts=texts),
+        tfidf=TfidfFeaturizer(min_df=1, ngram_range=(1, 1)).fit(data["text"][:]),
+    )
+    return model.eval(), data, texts
+
+
+@pytest.mark.parametrize("kind", ["pifa", "text", "both", "embedding", "text-embedding"])
+def test_label_features(described, kind):
+    model, data, texts = described
+    targets = model.labels.encode(data)
+    documents = Features(model.tfidf.transform(data["text"][:]), model.embed(data["text"][:]))
+    if kind not in ("embedding", "text-embedding"):
+        documents = Features(documents.sparse)
+    found = describe_labels(model, documents, targets, kind)
+    truth = targets.toarray()
+    if kind == "embedding":
+        assert found.sparse is None
+        np.testing.assert_allclose(found.dense, oracles.label_vectors(documents.dense, truth), atol=1e-5)
+    elif kind == "text-embedding":
+        assert found.sparse is None and not found.dense[4].any()
+        others = [label for label in range(len(texts)) if label != 4]
+        np.testing.assert_allclose(found.dense[others], model.embed([texts[i] for i in others]), atol=1e-5)
+    else:
+        parts = {
+            "pifa": [oracles.label_vectors(documents.sparse.toarray(), truth)],
+            "text": [model.tfidf.transform(texts).toarray()],
+        }
+        parts["both"] = parts["pifa"] + parts["text"]
+        assert found.dense is None
+        np.testing.assert_allclose(found.sparse.toarray(), np.hstack(parts[kind]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["text", "both", "text-embedding"])
+def test_label_features_without_texts(described, kind):
+    model, data, _ = described
+    model.labels = Labels(model.labels.names)
+    with pytest.raises(ValueError, match=f"`label_features='{kind}'` needs texts of the labels"):
+        describe_labels(model, Features(csr_matrix((50, 1))), model.labels.encode(data), kind)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "text-embedding"])
+def test_a_tree_of_the_encoders_vectors(tiny_encoder, tmp_path, kind):
+    data = make_documents(160, seed=7)
+    texts = {f"label {label:02d}": f"topic{label:02d}" for label in range(60)}
+    args = encoder_arguments(tmp_path, "x-transformer", label_features=kind, level_steps=[2], save_steps=1)
+    trainer = XMCTrainer(model=tiny_encoder, args=args, train_dataset=data, label_texts=texts)
+    trainer.train()
+    stages = [name for entry in trainer.state.log_history for name in entry if name.endswith("_seconds")]
+    assert stages.index("tokens_seconds") < stages.index("tree_seconds")
+    # The vectors serve tree and bootstrap.
+    embedded = [place for place, name in enumerate(stages) if name == "embed_seconds"]
+    assert len(embedded) == 2 and (kind == "embedding") == (embedded[0] < stages.index("tree_seconds"))
+    whole = trainer.model.predict(TEXTS)
+    # Resuming finds the tree of the encoder as it came, not as it is by now.
+    resumed = XMCTrainer(model=tiny_encoder, args=args, train_dataset=data, label_texts=texts)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed.model.predict(TEXTS) == whole
