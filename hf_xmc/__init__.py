@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_xmc import XMCConfig
+from .ensemble_xmc import XMCEnsemble, XMCEnsembleConfig
 from .modeling_xmc import XMCForTextClassification
 from .pipeline_xmc import ExtremeTextClassificationPipeline
 from .version import __version__ as __version__
@@ -54,6 +55,8 @@ __all__ = [
     "LinearRanker",
     "TfidfFeaturizer",
     "XMCConfig",
+    "XMCEnsemble",
+    "XMCEnsembleConfig",
     "XMCForTextClassification",
     "XMCMetrics",
     "XMCTrainer",
@@ -78,9 +81,10 @@ def __dir__() -> list[str]:
 
 
 def _register() -> None:
-    AutoConfig.register(XMCConfig.model_type, XMCConfig, exist_ok=True)
-    for auto_class in (AutoModel, AutoModelForSequenceClassification):
-        auto_class.register(XMCConfig, XMCForTextClassification, exist_ok=True)
+    for config_class, model_class in ((XMCConfig, XMCForTextClassification), (XMCEnsembleConfig, XMCEnsemble)):
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        for auto_class in (AutoModel, AutoModelForSequenceClassification):
+            auto_class.register(config_class, model_class, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
 

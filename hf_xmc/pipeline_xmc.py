@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
-from .modeling_xmc import XMCForTextClassification
 from .outputs import XMCOutput
+from .tagging import TextTagger
 
 
 class ExtremeTextClassificationPipeline(Pipeline):
@@ -27,7 +27,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
     that is, with low scores that are the same for all such texts. A `threshold` leaves them out.
 
     Args:
-        model ([`XMCForTextClassification`]):
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             The model.
         top_k (`int`, *optional*):
             Labels per document; that of the model's configuration by default.
@@ -52,7 +52,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
     ```
     """
 
-    model: XMCForTextClassification
+    model: TextTagger  # type: ignore[assignment]
 
     # `None`, the base class's value, tries to load each and swallows the failure.
     _load_tokenizer = False  # type: ignore[assignment]
@@ -61,7 +61,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
     _load_video_processor = False  # type: ignore[assignment]
     _load_feature_extractor = False  # type: ignore[assignment]
 
-    def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
+    def __init__(self, model: TextTagger, **kwargs: Any) -> None:
         super().__init__(model=model, **kwargs)
         self.model.eval()
 

@@ -21,7 +21,7 @@ from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
 
-_HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 
 
 class XMCPreTrainedModel(PreTrainedModel):
@@ -112,7 +112,7 @@ class XMCPreTrainedModel(PreTrainedModel):
                 `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` and the rest of
                 [`~transformers.PreTrainedModel.from_pretrained`].
         """
-        hub_kwargs = {name: kwargs[name] for name in _HUB_KWARGS if kwargs.get(name) is not None}
+        hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
         if kwargs.get("config") is None:
             # A folder without one would load with the default configuration.
             resolve_file(pretrained_model_name_or_path, CONFIG_NAME, **hub_kwargs)

@@ -25,6 +25,8 @@ class TextTagger:
     featurize: Any
     prepare_vectors: Any
     __call__: Any
+    eval: Any
+    save_pretrained: Any
 
     @torch.no_grad()
     def predict(

@@ -565,3 +565,20 @@ def frequency_partition(counts: Sequence[int], shares: Sequence[float], by_mass:
         parts[part].append(label)
         before += counts[label] if by_mass else 1
     return parts
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ensembles: what each model predicts of one document are (label, score) pairs, best first.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def ensemble_scores(
+    predictions: Sequence[Sequence[tuple[str, float]]], weights: Sequence[float], combine: str
+) -> dict[str, float]:
+    """The weighted mean of scores, or of one over the rank, of every label that some model predicts."""
+    result: dict[str, float] = {}
+    for pairs, weight in zip(predictions, weights, strict=True):
+        for place, (label, score) in enumerate(pairs):
+            value = score if combine == "scores" else 1 / (place + 1)
+            result[label] = result.get(label, 0.0) + weight * value
+    return result

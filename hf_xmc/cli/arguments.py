@@ -12,9 +12,12 @@ from typing import Any, NoReturn
 
 import yaml
 from datasets import Dataset, DatasetDict
-from transformers import HfArgumentParser
+from transformers import AutoModel, HfArgumentParser
+from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
+from ..files import resolve_file
+from ..tagging import TextTagger
 
 
 @dataclass
@@ -89,6 +92,15 @@ def load_split(
             raise ValueError(f"`{path}` has the splits {', '.join(loaded)}. Choose one with `--split`.")
         (loaded,) = loaded.values()
     return loaded
+
+
+def load_model(name_or_path: str) -> Any:
+    """A trained model or ensemble, from a folder or the Hub."""
+    resolve_file(name_or_path, CONFIG_NAME)
+    model = AutoModel.from_pretrained(name_or_path)
+    if not isinstance(model, TextTagger):
+        raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, no model of hf_xmc.")
+    return model
 
 
 def parse_mapping(text: str) -> dict[str, str]:

@@ -13,9 +13,10 @@ from tqdm.auto import tqdm
 
 from ..evaluation import format_by_frequency, format_metrics
 from ..files import write_json
-from ..modeling_xmc import PREDICT_WITH, XMCForTextClassification
+from ..modeling_xmc import PREDICT_WITH
+from ..tagging import TextTagger
 from ..training.prediction import BATCH_SIZE, evaluate_model
-from .arguments import load_split, parse_mapping
+from .arguments import load_model, load_split, parse_mapping
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -43,7 +44,7 @@ def run(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(argv)
     split = args.split or (None if os.path.isfile(args.data) else "test")
     dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
-    model = XMCForTextClassification.from_pretrained(args.model)
+    model = load_model(args.model)
     if args.predict_with is not None:
         model.config.predict_with = args.predict_with
     name = f"{split or 'eval'}_results.json"
@@ -53,9 +54,7 @@ def run(argv: Sequence[str]) -> None:
     measure(model, dataset, path, facts, **options)
 
 
-def measure(
-    model: XMCForTextClassification, dataset: Dataset, path: str, facts: Mapping[str, Any], **options: Any
-) -> None:
+def measure(model: TextTagger, dataset: Dataset, path: str, facts: Mapping[str, Any], **options: Any) -> None:
     """Evaluates a model, prints the results as tables and writes them, with `facts`, to a JSON file."""
     start = time.perf_counter()
     with tqdm(total=len(dataset), desc="evaluate", unit="doc") as bar:

@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a model as a recipe says",
     "predict": "tag the documents of a file",
     "evaluate": "measure a model on documents with labels",
+    "ensemble": "make one model of several",
 }
 
 

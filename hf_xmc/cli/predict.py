@@ -18,10 +18,11 @@ from tqdm.auto import tqdm
 
 from ..data.xmc_text import has_xmc_header
 from ..files import atomic_write
-from ..modeling_xmc import PREDICT_WITH, XMCForTextClassification
+from ..modeling_xmc import PREDICT_WITH
 from ..outputs import XMCOutput
+from ..tagging import TextTagger
 from ..training.prediction import predict_batches
-from .arguments import load_split
+from .arguments import load_model, load_split
 
 DESCRIPTION = """
 Writes one line of JSON per document, in their order: {"labels": [{"label": ..., "score": ...}, ...]}. The input is
@@ -57,7 +58,7 @@ def run(argv: Sequence[str]) -> None:
         raise FileExistsError(f"`{args.output}` exists already. Choose another `--output`, or give `--overwrite`.")
     if args.batch_size < 1:
         raise ValueError(f"`--batch-size` must be at least 1, not {args.batch_size}.")
-    model = XMCForTextClassification.from_pretrained(args.model)
+    model = load_model(args.model)
     if args.predict_with is not None:
         model.config.predict_with = args.predict_with
     with _documents(args) as documents:
@@ -90,13 +91,13 @@ def _output(path: str) -> Iterator[TextIO]:
         yield file
 
 
-def _lines(model: XMCForTextClassification, lines: Iterable[str], args: argparse.Namespace) -> Predictions:
+def _lines(model: TextTagger, lines: Iterable[str], args: argparse.Namespace) -> Predictions:
     lines = iter(lines)
     while batch := [line.rstrip("\r\n") for line in islice(lines, args.batch_size)]:
         yield from model.predict(batch, args.top_k, args.beam_size, args.batch_size, args.num_threads)
 
 
-def _dataset(model: XMCForTextClassification, dataset: Dataset, args: argparse.Namespace) -> Predictions:
+def _dataset(model: TextTagger, dataset: Dataset, args: argparse.Namespace) -> Predictions:
     batches: Iterator[tuple[np.ndarray, np.ndarray]] = predict_batches(
         model, dataset, args.top_k, args.beam_size, args.batch_size, args.num_threads
     )

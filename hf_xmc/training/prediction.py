@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 
 from ..data import feature_matrix
+from ..ensemble_xmc import MemberFeatures, XMCEnsemble
 from ..evaluation.metrics import XMCMetrics
 from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
+from ..tagging import TextTagger
 from .clustering import Progress
 
 # Documents in memory at a time.
@@ -20,18 +23,27 @@ BATCH_SIZE = 4096
 _ENCODED_TOGETHER = 1024
 
 
-def document_features(model: XMCForTextClassification, dataset: Dataset, num_threads: int | None = None) -> Features:
+def document_features(
+    model: TextTagger, dataset: Dataset, num_threads: int | None = None
+) -> Features | MemberFeatures:
     """
     Features of the documents of a data set, as the model was trained on them.
 
     Args:
-        model ([`XMCForTextClassification`]):
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model: one with TF-IDF reads the column `text`, any other the vectors.
         dataset (`datasets.Dataset`):
             Documents in the columns of [`prepare_dataset`].
         num_threads (`int`, *optional*):
             Threads to use; all cores by default.
     """
+    if isinstance(model, XMCEnsemble):
+        return MemberFeatures([_own_features(member, dataset, num_threads) for member in model.models])
+    assert isinstance(model, XMCForTextClassification)
+    return _own_features(model, dataset, num_threads)
+
+
+def _own_features(model: XMCForTextClassification, dataset: Dataset, num_threads: int | None) -> Features:
     if model.ranker is None and model.encoder is None:
         raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
     reads_text = model.tfidf is not None or model.encoder is not None
@@ -46,17 +58,17 @@ def document_features(model: XMCForTextClassification, dataset: Dataset, num_thr
 
 
 def feature_batches(
-    model: XMCForTextClassification,
+    model: TextTagger,
     dataset: Dataset,
     batch_size: int = BATCH_SIZE,
     num_threads: int | None = None,
     report: Progress | None = None,
-) -> Iterator[Features]:
+) -> Iterator[Any]:
     """
     Yields the features of one batch of documents after another.
 
     Args:
-        model ([`XMCForTextClassification`]):
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
         dataset (`datasets.Dataset`):
             Documents in the columns of [`prepare_dataset`].
@@ -69,7 +81,8 @@ def feature_batches(
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
-    if model.encoder is not None:
+    models = model.models if isinstance(model, XMCEnsemble) else [model]
+    if any(getattr(own, "encoder", None) is not None for own in models):
         batch_size = min(batch_size, _ENCODED_TOGETHER)
     for start in range(0, len(dataset), batch_size):
         stop = min(start + batch_size, len(dataset))
@@ -80,7 +93,7 @@ def feature_batches(
 
 @torch.no_grad()
 def predict_batches(
-    model: XMCForTextClassification,
+    model: TextTagger,
     dataset: Dataset,
     top_k: int | None = None,
     beam_size: int | None = None,
@@ -92,7 +105,7 @@ def predict_batches(
     Yields scores and label ids, `(documents, top_k)` each, of one batch of documents after another.
 
     Args:
-        model ([`XMCForTextClassification`]):
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
         dataset (`datasets.Dataset`):
             Documents in the columns of [`prepare_dataset`].
@@ -113,7 +126,7 @@ def predict_batches(
 
 
 def evaluate_model(
-    model: XMCForTextClassification,
+    model: TextTagger,
     dataset: Dataset,
     ks: Iterable[int] | None = None,
     beam_size: int | None = None,
@@ -125,7 +138,7 @@ def evaluate_model(
     Predicts a data set and compares with its labels. Labels that training did not see count as missed.
 
     Args:
-        model ([`XMCForTextClassification`]):
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
         dataset (`datasets.Dataset`):
             Documents with labels, in the columns of [`prepare_dataset`].

@@ -1,0 +1,388 @@
+"""Several trained models as one: their scores or their ranks averaged."""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME
+
+from .features import Features
+from .files import read_json, resolve_file
+from .labels import Labels
+from .modeling_xmc import XMCForTextClassification
+from .outputs import XMCOutput
+from .pretrained_xmc import HUB_KWARGS
+from .tagging import TextTagger
+
+COMBINATIONS = ("scores", "ranks")
+
+
+class XMCEnsembleConfig(PreTrainedConfig):
+    """
+    What an ensemble is made of and how it predicts by default.
+
+    Args:
+        members (`list[str]`, *optional*):
+            Subfolders of the models.
+        weights (`list[float]`, *optional*):
+            Weight of each model; they add up to 1.
+        combine (`str`, *optional*, defaults to `"scores"`):
+            What is averaged of a label: its `"scores"`, or with `"ranks"` one over its place among a model's labels,
+            which suits models whose scores do not compare. A label that a model does not put forward counts 0.
+        candidates (`int`, *optional*, defaults to 100):
+            Labels that each model puts forward for a document, or more where more are asked for.
+        top_k (`int`, *optional*, defaults to 10):
+            Labels predicted for a document unless asked otherwise.
+        beam_size (`int`, *optional*):
+            Nodes kept per level in a search unless asked otherwise; those of each model by default.
+        predict_with (`str`, *optional*):
+            `"ranker"`, `"heads"` or `"both"` for all models; what each says itself by default.
+    """
+
+    model_type = "hf-xmc-ensemble"
+
+    members: list[str] | None = None
+    weights: list[float] | None = None
+    combine: str = "scores"
+    candidates: int = 100
+    top_k: int = 10
+    beam_size: int | None = None
+    predict_with: str | None = None
+
+
+@dataclass(frozen=True)
+class MemberFeatures:
+    """
+    The same documents as each model of an ensemble takes them.
+
+    Args:
+        members (`Sequence[Features]`): Features for each model.
+    """
+
+    members: Sequence[Features]
+
+    def __len__(self) -> int:
+        return len(self.members[0])
+
+
+class XMCEnsemble(TextTagger, PreTrainedModel):
+    """
+    Tags text with the labels on which several models agree most.
+
+    The models may be of any methods, linear ones among them. They must have the same labels, in whatever order. An
+    ensemble is saved as one folder with a subfolder for each model, and loaded, evaluated and used in pipelines as any
+    other model.
+
+    Args:
+        config ([`XMCEnsembleConfig`]):
+            Configuration.
+        members (`Sequence[XMCForTextClassification]`):
+            The trained models, as many as the configuration names.
+
+    Example:
+
+    ```python
+    ensemble = XMCEnsemble.from_members(["my-tagger", "my-transformer"], weights=[0.3, 0.7])
+    ensemble.save_pretrained("my-ensemble")
+    ```
+    """
+
+    config: XMCEnsembleConfig
+    config_class = XMCEnsembleConfig
+    base_model_prefix = "ensemble"
+
+    def __init__(self, config: XMCEnsembleConfig, members: Sequence[XMCForTextClassification]) -> None:
+        super().__init__(config)
+        self.members = nn.ModuleList()
+        self.post_init()
+        # Only now: initialising would reset weights of models that were not loaded from files.
+        self.members.extend(members)
+        _check_config(config, len(members))
+        self.labels: Labels = _common_labels(members, config.members or ())
+        # The ensemble's id of each label of each model.
+        self._label_ids = [torch.from_numpy(self.labels.ids(member.labels.names)) for member in members]  # type: ignore[union-attr]
+
+    @classmethod
+    def from_members(
+        cls,
+        members: Sequence[XMCForTextClassification | str | os.PathLike],
+        weights: Sequence[float] | None = None,
+        combine: str = "scores",
+        **config_kwargs: Any,
+    ) -> XMCEnsemble:
+        """
+        An ensemble of trained models.
+
+        Args:
+            members (`Sequence[XMCForTextClassification or str]`):
+                Models, or their folders or ids on the Hub.
+            weights (`Sequence[float]`, *optional*):
+                Weight of each, of any sum; the same for all by default.
+            combine (`str`, *optional*, defaults to `"scores"`):
+                `"scores"` or `"ranks"`, see [`XMCEnsembleConfig`].
+            config_kwargs:
+                Further fields of [`XMCEnsembleConfig`].
+        """
+        loaded = [
+            member if isinstance(member, XMCForTextClassification) else _load_member(member) for member in members
+        ]
+        given = [1.0] * len(loaded) if weights is None else [float(weight) for weight in weights]
+        total = sum(given)
+        config = XMCEnsembleConfig(
+            members=[f"member-{place}" for place in range(1, len(loaded) + 1)],
+            weights=[weight / total for weight in given] if total else given,
+            combine=combine,
+            **config_kwargs,
+        )
+        return cls(config, loaded)
+
+    # ---- Prediction ----
+
+    def featurize(self, texts: Sequence[str], num_threads: int | None = None, batch_size: int = 32) -> MemberFeatures:
+        """
+        Features of texts for each model.
+
+        Args:
+            texts (`Sequence[str]`):
+                The documents.
+            num_threads (`int`, *optional*):
+                Threads to use for TF-IDF; all cores by default.
+            batch_size (`int`, *optional*, defaults to 32):
+                Texts that go through an encoder together.
+        """
+        return MemberFeatures([member.featurize(texts, num_threads, batch_size) for member in self.models])
+
+    def prepare_vectors(self, vectors: Features) -> MemberFeatures:
+        """
+        Given vectors as each model takes them.
+
+        Args:
+            vectors ([`Features`]):
+                Vectors as they come with the data.
+        """
+        return MemberFeatures([member.prepare_vectors(vectors) for member in self.models])
+
+    def forward(
+        self,
+        features: MemberFeatures,
+        top_k: int | None = None,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+        predict_with: str | None = None,
+    ) -> XMCOutput:
+        """
+        Searches the best labels of each document.
+
+        Args:
+            features ([`MemberFeatures`]):
+                Documents as [`~XMCEnsemble.featurize`] makes them.
+            top_k (`int`, *optional*):
+                Labels per document; that of the configuration by default.
+            beam_size (`int`, *optional*):
+                Nodes kept per level; those of each model by default. 0 keeps all: exact search.
+            num_threads (`int`, *optional*):
+                Threads to use; all cores by default.
+            predict_with (`str`, *optional*):
+                `"ranker"`, `"heads"` or `"both"` for all models; what each says itself by default.
+
+        Returns:
+            [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
+        """
+        top_k = self.config.top_k if top_k is None else top_k
+        scores, indices = self.member_scores(features, top_k, beam_size, num_threads, predict_with)
+        assert self.config.weights is not None
+        return combine_members(scores, indices, self.config.weights, self.config.combine, top_k)
+
+    def member_scores(
+        self,
+        features: MemberFeatures,
+        top_k: int,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+        predict_with: str | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        What each model puts forward.
+
+        Args:
+            features ([`MemberFeatures`]): Documents.
+            top_k (`int`): Labels wanted per document.
+            beam_size (`int`, *optional*): Nodes kept per level.
+            num_threads (`int`, *optional*): Threads to use.
+            predict_with (`str`, *optional*): What predicts.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: scores and label ids of the ensemble, -1 for none, of shape
+            `(models, batch, labels)`, best first.
+        """
+        if top_k < 1:
+            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        beam_size = self.config.beam_size if beam_size is None else beam_size
+        predict_with = self.config.predict_with if predict_with is None else predict_with
+        count = min(max(top_k, self.config.candidates), len(self.labels))
+        scores, indices = [], []
+        for member, own, ids in zip(self.models, features.members, self._label_ids, strict=True):
+            output = member(own, count, beam_size, num_threads, predict_with)
+            scores.append(output.scores)
+            known = ids.to(output.indices.device)[output.indices.clamp(min=0)]
+            indices.append(known.masked_fill(output.indices < 0, -1))
+        return torch.stack(scores), torch.stack(indices)
+
+    @property
+    def models(self) -> list[XMCForTextClassification]:
+        """The models, in the order of their weights."""
+        return list(self.members)  # type: ignore[arg-type]
+
+    # ---- Files ----
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Writes all models, each into its subfolder, and last the configuration.
+
+        Args:
+            save_directory (`str` or `os.PathLike`):
+                Folder, made where it is missing.
+            is_main_process (`bool`, *optional*, defaults to `True`):
+                Only the main process writes.
+            push_to_hub (`bool`, *optional*, defaults to `False`):
+                Whether to upload the ensemble afterwards, to `repo_id` or a repository named like the folder.
+            kwargs:
+                Passed to [`~XMCForTextClassification.save_pretrained`] of each model, or `repo_id` and `token`.
+        """
+        if not is_main_process:
+            return
+        repo_id = kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
+        for name, member in zip(self.config.members or (), self.models, strict=True):
+            member.save_pretrained(os.path.join(save_directory, name), **kwargs)
+        self.config.architectures = [type(self).__name__]
+        self.config.save_pretrained(save_directory)
+        if push_to_hub:
+            self.push_to_hub(repo_id, token=kwargs.get("token"))
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
+    ) -> XMCEnsemble:
+        """
+        Loads an ensemble from a folder or the Hub.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`):
+                A folder that [`~XMCEnsemble.save_pretrained`] wrote, or a model id on the Hub.
+            args:
+                None are taken.
+            kwargs:
+                Passed to [`~XMCForTextClassification.from_pretrained`] of each model.
+        """
+        if args or kwargs.pop("output_loading_info", False):
+            raise TypeError("An ensemble takes its models from its folder alone, and tells nothing of their loading.")
+        config = kwargs.pop("config", None)
+        hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
+        if not isinstance(config, XMCEnsembleConfig):
+            _check_kind(pretrained_model_name_or_path, XMCEnsembleConfig.model_type, hub_kwargs)
+            config = XMCEnsembleConfig.from_pretrained(pretrained_model_name_or_path, **hub_kwargs)
+        above = kwargs.pop("subfolder", None) or ""
+        members = [
+            _load_member(pretrained_model_name_or_path, subfolder=posixpath.join(above, name), **kwargs)
+            for name in config.members or ()
+        ]
+        return cls(config, members).eval()
+
+
+def combine_members(
+    scores: torch.Tensor, indices: torch.Tensor, weights: Sequence[float], combine: str, top_k: int
+) -> XMCOutput:
+    """
+    The best labels by the weighted mean of what several models say.
+
+    Args:
+        scores (`torch.Tensor` of shape `(models, batch, labels)`):
+            Scores, best first.
+        indices (`torch.Tensor` of shape `(models, batch, labels)`):
+            Label ids, -1 for none.
+        weights (`Sequence[float]`):
+            Weight of each model.
+        combine (`str`):
+            `"scores"` or `"ranks"`.
+        top_k (`int`):
+            Labels per document; of equal ones that of the smaller id comes first.
+    """
+    places = torch.arange(1, scores.shape[2] + 1, device=scores.device)
+    values = scores if combine == "scores" else (1 / places).expand_as(scores)
+    factors = torch.tensor(list(weights), device=scores.device).view(-1, 1, 1)
+    values = (values * factors).masked_fill(indices < 0, 0)
+    # Side by side, the same labels next to each other, then the sum over each run of them.
+    labels, order = torch.cat(list(indices), dim=1).sort(dim=1, stable=True)
+    values = torch.cat(list(values), dim=1).gather(1, order)
+    run = torch.nn.functional.pad((labels[:, 1:] != labels[:, :-1]).cumsum(dim=1), (1, 0))
+    sums = torch.zeros_like(values).scatter_add_(1, run, values)
+    names = torch.full_like(labels, -1).scatter_(1, run, labels)
+    # What is no label comes after labels that score 0.
+    best, order = sums.masked_fill(names < 0, -1).sort(dim=1, descending=True, stable=True)
+    best, names = best[:, :top_k].clamp(min=0), names.gather(1, order)[:, :top_k]
+    lacking = (0, top_k - best.shape[1])
+    return XMCOutput(
+        scores=torch.nn.functional.pad(best, lacking), indices=torch.nn.functional.pad(names, lacking, value=-1)
+    )
+
+
+def _check_config(config: XMCEnsembleConfig, count: int) -> None:
+    weights, names = config.weights or [], config.members or []
+    if config.combine not in COMBINATIONS:
+        raise ValueError(f"`combine={config.combine!r}` is not one of {', '.join(COMBINATIONS)}.")
+    if config.candidates < 1:
+        raise ValueError(f"`candidates` must be at least 1, not {config.candidates}.")
+    if not count or len(names) != count:
+        raise ValueError(f"An ensemble needs models: its configuration names {len(names)}, and {count} are there.")
+    if len(weights) != count:
+        raise ValueError(f"There are {len(weights)} weights for {count} models: give one for each.")
+    if not all(weight >= 0 and math.isfinite(weight) for weight in weights) or not sum(weights) > 0:
+        raise ValueError(f"The weights {weights} must not be negative, and not all 0.")
+
+
+def _common_labels(members: Sequence[XMCForTextClassification], names: Sequence[str]) -> Labels:
+    """The labels of the first model, which the others must have, too."""
+    for member, name in zip(members, names, strict=True):
+        if member.labels is None:
+            raise ValueError(f"The model `{name}` has no labels: train it first.")
+    first = members[0].labels
+    assert first is not None
+    known = set(first.names)
+    for member, name in zip(members[1:], names[1:], strict=True):
+        own = set(member.labels.names)  # type: ignore[union-attr]
+        if own != known:
+            example = sorted(own ^ known)[0]
+            missing = name if example in known else names[0]
+            raise ValueError(
+                f"The models `{names[0]}` and `{name}` have different labels, {len(known)} and {len(own)}: "
+                f"{example!r:.80}, for one, is not in `{missing}`. Only models of the same labels can be averaged."
+            )
+    return first
+
+
+def _load_member(name_or_path: str | os.PathLike, **kwargs: Any) -> XMCForTextClassification:
+    hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
+    _check_kind(name_or_path, XMCForTextClassification.config_class.model_type, hub_kwargs)
+    return XMCForTextClassification.from_pretrained(name_or_path, **kwargs)
+
+
+def _check_kind(name_or_path: str | os.PathLike, kind: str, hub_kwargs: dict[str, Any]) -> None:
+    """Raises where there is no model, or one of another kind."""
+    found = read_json(resolve_file(name_or_path, CONFIG_NAME, **hub_kwargs)).get("model_type")  # type: ignore[arg-type]
+    if found != kind:
+        place = posixpath.join(str(name_or_path), hub_kwargs.get("subfolder", ""))
+        raise ValueError(f"`{place}` holds a model of the type {found!r}, not {kind!r}, which is needed here.")

@@ -1,0 +1,273 @@
+"""Ensembles: scores and ranks averaged, weights chosen, one folder that is used as any model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from conftest import make_documents, make_vectors
+from datasets import Dataset
+from transformers import AutoConfig, AutoModel, pipeline
+
+from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification, XMCTrainer, XMCTrainingArguments
+from hf_xmc.cli.main import main
+from hf_xmc.ensemble_xmc import combine_members
+from hf_xmc.training.ensemble import choose_weights, make_ensemble
+from hf_xmc.training.prediction import evaluate_model
+
+TEXTS = [*make_documents(20, seed=11)["text"], ""]
+
+
+def train_linear(folder, data, **options):
+    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, **options)
+    XMCTrainer(args=args, train_dataset=data).train()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory):
+    """A model of the same labels, met in another order, and of fewer documents: it is worse."""
+    data = make_documents(200, seed=9)
+    names = sorted({label for row in data["labels"] for label in row}, reverse=True)
+    rows = Dataset.from_dict(
+        {"text": [name.replace("label ", "topic") for name in names], "labels": [[n] for n in names]}
+    )
+    mixed = Dataset.from_dict({"text": [*rows["text"], *data["text"]], "labels": [*rows["labels"], *data["labels"]]})
+    folder = tmp_path_factory.mktemp("other")
+    train_linear(folder, mixed, method="parabel", tfidf_analyzer="char_wb", tfidf_ngram_range=[2, 3])
+    # Whatever order a trainer gives labels, here it is another than that of the first model.
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder, other_folder, encoder_model_folder):
+    return [model_folder, other_folder, encoder_model_folder]
+
+
+@pytest.fixture(scope="module")
+def ensemble_folder(folders, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ensemble")
+    XMCEnsemble.from_members(folders, weights=[2, 1, 1]).save_pretrained(folder)
+    return folder
+
+
+# ---- Averaging ----
+
+
+@pytest.mark.parametrize("combine", ["scores", "ranks"])
+@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]])
+def test_combination(combine, weights):
+    rng = np.random.default_rng(0)
+    scores, indices = np.zeros((3, 15, 8), np.float32), np.full((3, 15, 8), -1)
+    for member in range(3):
+        for document in range(15):
+            count = rng.integers(0, 9)
+            indices[member, document, :count] = rng.choice(12, count, replace=False)
+            scores[member, document, :count] = np.sort(rng.integers(0, 5, count) / 4)[::-1]
+    for top_k in (1, 5, 40):
+        output = combine_members(torch.from_numpy(scores), torch.from_numpy(indices), weights, combine, top_k)
+        assert output.scores.shape == output.indices.shape == (15, top_k)
+        for document in range(15):
+            pairs = [
+                [(label, score) for label, score in zip(indices[m, document], scores[m, document]) if label >= 0]
+                for m in range(3)
+            ]
+            expected = oracles.ensemble_scores(pairs, weights, combine)
+            ranking = sorted(expected, key=lambda label: (-round(expected[label], 6), label))[:top_k]
+            found = [label for label in output.indices[document].tolist() if label >= 0]
+            values = output.scores[document, : len(found)].tolist()
+            assert values == pytest.approx([expected[label] for label in ranking], abs=1e-6)
+            assert values == pytest.approx([expected[label] for label in found], abs=1e-6)
+            assert len(set(found)) == len(found) == len(ranking)
+            assert not output.scores[document, len(found) :].any()
+
+
+def test_equal_labels_are_in_the_order_of_their_ids():
+    indices = torch.tensor([[[7, 3]], [[5, 2]]])
+    output = combine_members(torch.ones(2, 1, 2), indices, [0.5, 0.5], "scores", 4)
+    assert output.indices.tolist() == [[2, 3, 5, 7]]
+
+
+@pytest.mark.parametrize("combine", ["scores", "ranks"])
+def test_members_of_other_kinds_and_orders_of_labels(folders, combine):
+    members = [XMCForTextClassification.from_pretrained(folder) for folder in folders]
+    # The labels of a member in another order.
+    order = np.random.default_rng(1).permutation(60)
+    second = members[1]
+    second.labels.names[:] = [second.labels.names[i] for i in order]
+    ensemble = XMCEnsemble.from_members(members, weights=[2, 1, 1], combine=combine)
+    assert ensemble.config.weights == [0.5, 0.25, 0.25]
+    assert members[0].labels.names != second.labels.names
+    own = [member.predict(TEXTS, top_k=60) for member in members]
+    for document, found in enumerate(ensemble.predict(TEXTS, top_k=5)):
+        expected = oracles.ensemble_scores([rows[document] for rows in own], [0.5, 0.25, 0.25], combine)
+        assert [score for _, score in found] == pytest.approx(sorted(expected.values(), reverse=True)[:5], abs=1e-5)
+        assert [expected[label] for label, _ in found] == pytest.approx([score for _, score in found], abs=1e-5)
+
+
+def test_candidates_bound_what_a_member_puts_forward(folders):
+    ensemble = XMCEnsemble.from_members(folders[:2], candidates=3)
+    features = ensemble.featurize(TEXTS)
+    assert len(features) == len(TEXTS)
+    assert ensemble.member_scores(features, 2)[0].shape == (2, len(TEXTS), 3)
+    assert ensemble.member_scores(features, 7)[0].shape == (2, len(TEXTS), 7)
+    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+        ensemble(features, top_k=0)
+
+
+def test_vectors(vector_model_folder):
+    ensemble = XMCEnsemble.from_members([vector_model_folder] * 2)
+    data = make_vectors(30, seed=1)
+    assert evaluate_model(ensemble, data).compute()["P@1"] == 1
+    with pytest.raises(ValueError, match="trained on vectors"):
+        ensemble.predict(["topic31"])
+
+
+# ---- Weights ----
+
+
+def test_chosen_weights_are_at_least_as_good_as_the_best_member(folders):
+    data = make_documents(60, seed=2)
+    ensemble, facts = make_ensemble(folders, validation=data, num_threads=1)
+    alone = [evaluate_model(XMCForTextClassification.from_pretrained(f), data).compute()["nDCG@5"] for f in folders]
+    assert facts["validation_nDCG@5_of_members"] == pytest.approx(alone, abs=0.02)
+    assert facts["validation_nDCG@5"] >= max(facts["validation_nDCG@5_of_members"])
+    assert evaluate_model(ensemble, data).compute()["nDCG@5"] == pytest.approx(facts["validation_nDCG@5"])
+    assert sum(ensemble.config.weights) == pytest.approx(1, abs=1e-3)
+
+
+def test_members_that_complete_each_other(model_folder, monkeypatch):
+    # Each is right for half of the labels, so that neither alone is the best.
+    members = [XMCForTextClassification.from_pretrained(model_folder) for _ in range(2)]
+    data = make_documents(40, seed=3)
+    for kept, member in enumerate(members):
+
+        def half(*arguments, forward=member.forward, kept=kept):
+            output = forward(*arguments)
+            output.scores = torch.where(output.indices % 2 == kept, output.scores, 0 * output.scores)
+            order = output.scores.argsort(dim=1, descending=True, stable=True)
+            output.scores, output.indices = output.scores.gather(1, order), output.indices.gather(1, order)
+            return output
+
+        monkeypatch.setattr(member, "forward", half)
+    ensemble, facts = make_ensemble(members, validation=data)
+    assert facts["validation_nDCG@5"] > max(facts["validation_nDCG@5_of_members"]) + 0.1
+    assert min(ensemble.config.weights) > 0.2
+
+
+def test_weights_cannot_be_given_and_chosen(folders):
+    with pytest.raises(ValueError, match="given or chosen"):
+        make_ensemble(folders, weights=[1, 1, 1], validation=make_documents(5))
+    foreign = Dataset.from_dict({"text": ["topic01"], "labels": [["something else"]]})
+    with pytest.raises(ValueError, match="No validation document has a label of the models"):
+        choose_weights(XMCEnsemble.from_members(folders[:2]), foreign)
+
+
+# ---- One folder ----
+
+
+def test_save_and_load(ensemble_folder, tmp_path):
+    assert {path.name for path in ensemble_folder.iterdir()} == {"config.json", "member-1", "member-2", "member-3"}
+    assert type(AutoConfig.from_pretrained(ensemble_folder)) is XMCEnsembleConfig
+    loaded = XMCEnsemble.from_pretrained(ensemble_folder)
+    expected = loaded.predict(TEXTS)
+    auto = AutoModel.from_pretrained(ensemble_folder)
+    assert type(auto) is XMCEnsemble and not auto.training and auto.predict(TEXTS) == expected
+    loaded.save_pretrained(ensemble_folder)  # onto itself
+    shutil.copytree(ensemble_folder, tmp_path / "some" / "where")
+    again = AutoModel.from_pretrained(tmp_path, subfolder="some/where")
+    assert again.predict(TEXTS) == expected and again.config.weights == [0.5, 0.25, 0.25]
+
+
+def test_from_the_hub(ensemble_folder, tmp_path):
+    commit = "0123456789" * 4
+    repo = tmp_path / "models--me--ensemble"
+    shutil.copytree(ensemble_folder, repo / "snapshots" / commit)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    loaded = AutoModel.from_pretrained("me/ensemble", cache_dir=str(tmp_path), local_files_only=True)
+    assert loaded.predict(TEXTS) == XMCEnsemble.from_pretrained(ensemble_folder).predict(TEXTS)
+
+
+def test_pipeline(ensemble_folder):
+    tag = pipeline("extreme-text-classification", model=str(ensemble_folder))
+    expected = XMCEnsemble.from_pretrained(ensemble_folder).predict(TEXTS, top_k=3)
+    for found, pairs in zip(tag(TEXTS, top_k=3, batch_size=5), expected, strict=True):
+        assert [entry["label"] for entry in found] == [label for label, _ in pairs]
+        assert [entry["score"] for entry in found] == pytest.approx([score for _, score in pairs], abs=1e-5)
+
+
+def test_commands(folders, tmp_path, capsys):
+    make_documents(60, seed=2).to_parquet(tmp_path / "validation.parquet")
+    output, models = tmp_path / "ensemble", [str(folder) for folder in folders[:2]]
+    flags = ["--output_dir", str(output), "--combine", "ranks", "--validation", str(tmp_path)]
+    assert main(["ensemble", *models, *flags]) == 0
+    facts = json.loads((output / "ensemble.json").read_text())
+    assert facts["models"] == models and facts["combine"] == "ranks" and len(facts["weights"]) == 2
+    assert main(["ensemble", *models, *flags]) == 1
+    assert "holds a model already" in capsys.readouterr().err
+    assert main(["evaluate", str(output), str(tmp_path), "--split", "validation"]) == 0
+    results = json.loads((output / "validation_results.json").read_text())
+    assert results["metrics"]["nDCG@5"] == pytest.approx(facts["validation_nDCG@5"])
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    labels = tmp_path / "labels.jsonl"
+    assert main(["predict", str(output), str(tmp_path / "texts.txt"), "--output", str(labels), "--top-k", "3"]) == 0
+    found = [[entry["label"] for entry in json.loads(line)["labels"]] for line in labels.read_text().splitlines()]
+    expected = AutoModel.from_pretrained(output).predict(TEXTS, top_k=3)
+    assert found == [[label for label, _ in row] for row in expected]
+
+
+# ---- What is wrong ----
+
+
+def test_different_labels(model_folder, vector_model_folder):
+    message = "`member-1` and `member-2` have different labels, 60 and 60: '0', for one, is not in `member-1`"
+    with pytest.raises(ValueError, match=message):
+        XMCEnsemble.from_members([model_folder, vector_model_folder])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1]}, "1 weights for 2 models"),
+        ({"weights": [1, -1]}, "must not be negative"),
+        ({"weights": [0, 0]}, "not all 0"),
+        ({"weights": [1, float("nan")]}, "must not be negative"),
+        ({"combine": "votes"}, "`combine='votes'` is not one of scores, ranks"),
+        ({"candidates": 0}, "`candidates` must be at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit(folders, options, message):
+    with pytest.raises(ValueError, match=message):
+        XMCEnsemble.from_members(folders[:2], **options)
+
+
+def test_no_members():
+    with pytest.raises(ValueError, match="An ensemble needs models"):
+        XMCEnsemble.from_members([])
+
+
+def test_a_missing_member(ensemble_folder, tmp_path):
+    folder = shutil.copytree(ensemble_folder, tmp_path / "copy")
+    shutil.rmtree(folder / "member-2")
+    with pytest.raises(FileNotFoundError, match="no `config.json` in the folder `.*member-2`"):
+        AutoModel.from_pretrained(folder)
+
+
+def test_members_that_are_no_models(ensemble_folder, tiny_encoder, model_folder):
+    for folder, kind in ((ensemble_folder, "hf-xmc-ensemble"), (tiny_encoder, "bert")):
+        with pytest.raises(ValueError, match=f"holds a model of the type '{kind}', not 'hf-xmc'"):
+            XMCEnsemble.from_members([model_folder, folder])
+    with pytest.raises(ValueError, match="of the type 'hf-xmc', not 'hf-xmc-ensemble'"):
+        XMCEnsemble.from_pretrained(model_folder)
+
+
+def test_commands_that_cannot_work(folders, tiny_encoder, tmp_path, capsys):
+    assert main(["ensemble", str(folders[0]), "--output_dir", str(tmp_path / "out")]) == 1
+    assert "two models or more" in capsys.readouterr().err
+    assert main(["predict", str(tiny_encoder), "-", "--output", "-"]) == 1
+    assert "is a BertModel, no model of hf_xmc" in capsys.readouterr().err
