@@ -20,6 +20,9 @@ NUM_FILLERS = 40
 # Options that give 60 labels a tree of the levels 4, 16 and 60.
 THREE_LEVELS = {"tree_clustering": "kmeans", "tree_branching": 4, "tree_max_leaf_size": 4, "tree_max_depth": 3}
 
+# What finds a model of the Hub in the cache. With peft, transformers looks for adapters as well, and online.
+OFFLINE: dict[str, Any] = {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
+
 
 def make_documents(count: int, seed: int = 0) -> Dataset:
     """Documents that name their labels: the word `topicNN` stands for the label `label NN`."""

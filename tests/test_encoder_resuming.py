@@ -136,6 +136,7 @@ def test_resuming_gives_the_model_of_an_uninterrupted_run(train, uninterrupted, 
         {"level_bootstrap": False, "level_negatives": ["tfn"], "level_loss": "squared_hinge"},
         {"level_steps": [0, 7, 5]},
         {"level_indices": (1, 3), "level_steps": [4, 8]},
+        {"encoder_lora_rank": 2},
     ],
     ids=str,
 )
@@ -173,9 +174,10 @@ def test_resuming_after_a_level_that_ended_early(train, tmp_path, monkeypatch):
     assert levels_of_steps(resumed, first=5) == levels_of_steps(whole, first=5)
 
 
-def test_resuming_finds_the_best_model(train, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 2])
+def test_resuming_finds_the_best_model(train, tmp_path, monkeypatch, rank):
     rank_best(monkeypatch, [6])
-    options = {"level_steps": [2, 2, 6], **KEEP_BEST}
+    options = {"level_steps": [2, 2, 6], "encoder_lora_rank": rank, **KEEP_BEST}
     train(folder=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
         kill_in("add_ranker")(patch)

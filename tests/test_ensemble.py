@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from conftest import make_documents, make_vectors
+from conftest import OFFLINE, make_documents, make_vectors
 from datasets import Dataset
 from transformers import AutoConfig, AutoModel, pipeline
 
@@ -22,24 +22,13 @@ from hf_xmc.training.prediction import evaluate_model
 TEXTS = [*make_documents(20, seed=11)["text"], ""]
 
 
-def train_linear(folder, data, **options):
-    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, **options)
-    XMCTrainer(args=args, train_dataset=data).train()
-    return folder
-
-
 @pytest.fixture(scope="module")
 def other_folder(tmp_path_factory):
-    """A model of the same labels, met in another order, and of fewer documents: it is worse."""
-    data = make_documents(200, seed=9)
-    names = sorted({label for row in data["labels"] for label in row}, reverse=True)
-    rows = Dataset.from_dict(
-        {"text": [name.replace("label ", "topic") for name in names], "labels": [[n] for n in names]}
-    )
-    mixed = Dataset.from_dict({"text": [*rows["text"], *data["text"]], "labels": [*rows["labels"], *data["labels"]]})
+    """Folder of a model of the same labels and of other features."""
     folder = tmp_path_factory.mktemp("other")
-    train_linear(folder, mixed, method="parabel", tfidf_analyzer="char_wb", tfidf_ngram_range=[2, 3])
-    # Whatever order a trainer gives labels, here it is another than that of the first model.
+    options = {"method": "parabel", "tfidf_analyzer": "char_wb", "tfidf_ngram_range": [2, 3]}
+    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, **options)
+    XMCTrainer(args=args, train_dataset=make_documents(300, seed=9)).train()
     return folder
 
 
@@ -189,7 +178,7 @@ def test_from_the_hub(ensemble_folder, tmp_path):
     shutil.copytree(ensemble_folder, repo / "snapshots" / commit)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    loaded = AutoModel.from_pretrained("me/ensemble", cache_dir=str(tmp_path), local_files_only=True)
+    loaded = AutoModel.from_pretrained("me/ensemble", cache_dir=str(tmp_path), **OFFLINE)
     assert loaded.predict(TEXTS) == XMCEnsemble.from_pretrained(ensemble_folder).predict(TEXTS)
 
 

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import make_documents
+from conftest import OFFLINE, make_documents
 from safetensors.numpy import load_file
 from scipy.sparse import csr_matrix
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -228,7 +228,7 @@ def hub_cache(model_folder, tmp_path):
 
 def test_a_model_of_the_hub(hub_cache, model):
     for auto_class in (XMCForTextClassification, AutoModel):
-        loaded = auto_class.from_pretrained("me/tagger", cache_dir=str(hub_cache), local_files_only=True)
+        loaded = auto_class.from_pretrained("me/tagger", cache_dir=str(hub_cache), **OFFLINE)
         assert loaded.predict(["topic07"]) == model.predict(["topic07"])
 
 

@@ -31,6 +31,7 @@ from .head_training import (
 )
 from .levels import LevelData, Schedule
 from .linear_training import add_ranker, build_label_tree, prepare_features, prepare_tree
+from .lora import Adapters
 from .prediction import feature_batches
 from .progress import Stages
 from .training_args import XMCTrainingArguments
@@ -94,6 +95,10 @@ class EncoderRun:
         self.data: list[LevelData] = []
         self.average = WeightAverage()
         self._known_identity: dict[str, Any] | None = None
+        encoder = args.make_encoder_arguments()
+        self.adapters: Adapters | None = None
+        if encoder.lora_rank:
+            self.adapters = Adapters(model, encoder.lora_rank, encoder.lora_alpha, args.seed)
 
     def _prepare_heads(self) -> None:
         """Gives the model its heads, unless it has them from a checkpoint, and says how they work."""
@@ -211,9 +216,12 @@ class EncoderRun:
             eval_dataset (`datasets.Dataset`, *optional*):
                 Documents on which the weight of the heads is chosen.
         """
+        self._take_average()
+        if self.adapters is not None:
+            self.adapters.merge()
+            self.adapters = None
         while self.active + 1 < len(self.groups):
             self._begin_group(self.active + 1)
-        self._take_average()
         model, args = self.model, self.args
         model.config.embedding_scale = args.embedding_scale
         model.config.predict_with = str(args.predict_with)
@@ -262,6 +270,8 @@ class EncoderRun:
         state = {"active": self.active, "schedule": self.schedule.state(), "run": self._identity()}
         save_level_state(folder, state, [data.shortlist for data in self.data])
         self.average.save(folder)
+        if self.adapters is not None:
+            self.adapters.save(folder)
 
     def load(self, folder: str) -> None:
         """Goes on where a checkpoint was written. Raises where it is of another run."""
@@ -277,6 +287,8 @@ class EncoderRun:
         self.schedule.ends = state["schedule"]["ends"]
         self.active = state["active"]
         self.average.load(folder, self.model.device)
+        if self.adapters is not None:
+            self.adapters.load(folder)
         if self.active >= 0:
             tree, counts, levels = self.model.label_tree, self.counts, self.levels
             assert tree is not None

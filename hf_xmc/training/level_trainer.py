@@ -253,6 +253,13 @@ class LevelTrainer(Trainer):
 
     # ---- Checkpoints ----
 
+    def _load_best_model(self) -> None:
+        assert self._run is not None and self.state.best_model_checkpoint is not None
+        if self._run.adapters is None:
+            super()._load_best_model()
+        else:
+            self._run.adapters.load(self.state.best_model_checkpoint)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Nothing is left to do: the whole model was loaded before."""
 

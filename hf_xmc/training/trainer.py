@@ -365,6 +365,8 @@ class XMCTrainer(LevelTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Saves the model and its options. The base class would pickle the latter."""
         folder = str(self.args.output_dir if output_dir is None else output_dir)
+        if self._run is not None and self._run.adapters is not None:
+            state_dict = self._run.adapters.plain_weights()
         self.model.save_pretrained(folder, state_dict=state_dict)
         write_json(os.path.join(folder, TRAINING_ARGS_FILE), self.args.xmc_options())
         if self._run is not None and output_dir not in (None, self.args.output_dir):

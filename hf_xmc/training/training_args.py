@@ -179,6 +179,8 @@ class XMCTrainingArguments(TrainingArguments):
     encoder_pooling_layers: int | None = _taken_over(EncoderArguments, "pooling_layers")
     encoder_attn_implementation: str | None = _taken_over(EncoderArguments, "attn_implementation")
     encoder_dropout: float | None = _taken_over(EncoderArguments, "dropout")
+    encoder_lora_rank: int | None = _taken_over(EncoderArguments, "lora_rank")
+    encoder_lora_alpha: float | None = _taken_over(EncoderArguments, "lora_alpha")
 
     level_indices: list[int] | None = _taken_over(LevelArguments, "indices")
     level_max_nodes: int | None = _taken_over(LevelArguments, "max_nodes")
