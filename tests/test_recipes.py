@@ -23,7 +23,7 @@ def test_there_are_all():
     for method in ("xr-linear", "xr-transformer"):
         assert names >= {f"{data}/{method}" for data in ("yso-en", "gutenberg-lcsh", "nvd-products", "sample")}
     assert names >= {f"eurlex57k/xr-transformer{size}" for size in ("", "-15k", "-5k")}
-    for method in ("lightxml", "aplc-xlnet"):
+    for method in ("x-transformer", "lightxml", "aplc-xlnet"):
         assert names >= {f"sample/{method}", f"eurlex57k/{method}-5k", f"nvd-products/{method}"}
 
 
