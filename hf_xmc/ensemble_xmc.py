@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import CONFIG_NAME
 
 from .features import Features
-from .files import read_json, resolve_file
+from .files import check_model_type
 from .labels import Labels
 from .modeling_xmc import XMCForTextClassification
 from .outputs import XMCOutput
@@ -132,7 +131,10 @@ class XMCEnsemble(TextTagger, PreTrainedModel):
                 Further fields of [`XMCEnsembleConfig`].
         """
         loaded = [
-            member if isinstance(member, XMCForTextClassification) else _load_member(member) for member in members
+            member
+            if isinstance(member, XMCForTextClassification)
+            else XMCForTextClassification.from_pretrained(member)
+            for member in members
         ]
         given = [1.0] * len(loaded) if weights is None else [float(weight) for weight in weights]
         total = sum(given)
@@ -293,11 +295,13 @@ class XMCEnsemble(TextTagger, PreTrainedModel):
         config = kwargs.pop("config", None)
         hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
         if not isinstance(config, XMCEnsembleConfig):
-            _check_kind(pretrained_model_name_or_path, XMCEnsembleConfig.model_type, hub_kwargs)
+            check_model_type(pretrained_model_name_or_path, XMCEnsembleConfig.model_type, **hub_kwargs)
             config = XMCEnsembleConfig.from_pretrained(pretrained_model_name_or_path, **hub_kwargs)
         above = kwargs.pop("subfolder", None) or ""
         members = [
-            _load_member(pretrained_model_name_or_path, subfolder=posixpath.join(above, name), **kwargs)
+            XMCForTextClassification.from_pretrained(
+                pretrained_model_name_or_path, subfolder=posixpath.join(above, name), **kwargs
+            )
             for name in config.members or ()
         ]
         return cls(config, members).eval()
@@ -372,17 +376,3 @@ def _common_labels(members: Sequence[XMCForTextClassification], names: Sequence[
                 f"{example!r:.80}, for one, is not in `{missing}`. Only models of the same labels can be averaged."
             )
     return first
-
-
-def _load_member(name_or_path: str | os.PathLike, **kwargs: Any) -> XMCForTextClassification:
-    hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
-    _check_kind(name_or_path, XMCForTextClassification.config_class.model_type, hub_kwargs)
-    return XMCForTextClassification.from_pretrained(name_or_path, **kwargs)
-
-
-def _check_kind(name_or_path: str | os.PathLike, kind: str, hub_kwargs: dict[str, Any]) -> None:
-    """Raises where there is no model, or one of another kind."""
-    found = read_json(resolve_file(name_or_path, CONFIG_NAME, **hub_kwargs)).get("model_type")  # type: ignore[arg-type]
-    if found != kind:
-        place = posixpath.join(str(name_or_path), hub_kwargs.get("subfolder", ""))
-        raise ValueError(f"`{place}` holds a model of the type {found!r}, not {kind!r}, which is needed here.")

@@ -56,6 +56,27 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
     )
 
 
+def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwargs) -> None:
+    """
+    Raises where there is no model, or one of another type, which its class would load as its own.
+
+    Args:
+        name_or_path (`str` or `os.PathLike`):
+            A local folder or a model id on the Hub.
+        model_type (`str`):
+            Type that `config.json` must name.
+        hub_kwargs:
+            As of [`resolve_file`].
+    """
+    found = read_json(resolve_file(name_or_path, "config.json", **hub_kwargs)).get("model_type")  # type: ignore[arg-type]
+    if found != model_type:
+        place = "/".join(filter(None, (str(name_or_path), hub_kwargs.get("subfolder"))))
+        raise ValueError(
+            f"`{place}` holds a model of the type {found!r}, but one of the type {model_type!r} is needed. "
+            "`AutoModel.from_pretrained` loads either."
+        )
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[str]:
     """Yields a temporary path beside `path` that takes its name once the block has succeeded."""

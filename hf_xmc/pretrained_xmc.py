@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import XMCConfig
-from .files import resolve_file
+from .files import check_model_type
 from .heads import LevelHead
 from .label_tree import LabelTree
 from .labels import Labels
@@ -115,7 +114,7 @@ class XMCPreTrainedModel(PreTrainedModel):
         hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
         if kwargs.get("config") is None:
             # A folder without one would load with the default configuration.
-            resolve_file(pretrained_model_name_or_path, CONFIG_NAME, **hub_kwargs)
+            check_model_type(pretrained_model_name_or_path, XMCConfig.model_type, **hub_kwargs)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.anchor.requires_grad_(False)  # loading makes a new parameter of it
