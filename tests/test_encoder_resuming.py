@@ -137,6 +137,7 @@ def test_resuming_gives_the_model_of_an_uninterrupted_run(train, uninterrupted, 
         {"level_steps": [0, 7, 5]},
         {"level_indices": (1, 3), "level_steps": [4, 8]},
         {"encoder_lora_rank": 2},
+        {"encoder_lora_rank": 2, "method": "lightxml", "level_steps": [12]},
     ],
     ids=str,
 )

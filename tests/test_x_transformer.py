@@ -266,6 +266,7 @@ def test_heads_above_two_levels_of_the_ranker(tiny_encoder, tmp_path):
         ({"method": "xr-linear", "ranker_matcher": "heads"}, "`ranker_matcher='heads'` needs heads"),
         ({"method": "xr-linear", "label_features": "embedding"}, "`label_features='embedding'` needs an encoder"),
         ({"refine_tree": True}, "`refine_tree` gives the ranker a tree of its own"),
+        ({"tree_clustering": "frequency"}, "`tree_clustering='frequency'` gives the ranker a tree of its own"),
         ({"ranker_matcher": "tree"}, "`matcher='tree'` is not one of ranker, heads"),
         ({"label_features": "words"}, "`label_features='words'` is not one of pifa, text, both, embedding"),
     ],

@@ -236,9 +236,10 @@ class XMCTrainingArguments(TrainingArguments):
             raise ValueError(f"`label_features={self.label_features!r}` needs an encoder: {self.method!r} has none.")
         if self.ranker_matcher == "heads" and not self.trains_encoder:
             raise ValueError(f"`ranker_matcher='heads'` needs heads, which {self.method!r} has not.")
-        if self.ranker_matcher == "heads" and self.refine_tree:
+        if self.ranker_matcher == "heads" and (self.refine_tree or self.tree_clustering == "frequency"):
+            own_tree = "refine_tree" if self.refine_tree else "tree_clustering='frequency'"
             raise ValueError(
-                "`refine_tree` gives the ranker a tree of its own, but with `ranker_matcher='heads'` it ranks the "
+                f"`{own_tree}` gives the ranker a tree of its own, but with `ranker_matcher='heads'` it ranks the "
                 "labels of nodes that the heads find in theirs. Leave one of them out."
             )
         if self.heads_share is not None and not 0 <= self.heads_share <= 1:
