@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
-from .outputs import XMCOutput
-from .tagging import TextTagger
+from .modeling_xmc import XMCForTextClassification, XMCOutput
 
 
 class ExtremeTextClassificationPipeline(Pipeline):
@@ -52,7 +51,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
     ```
     """
 
-    model: TextTagger  # type: ignore[assignment]
+    model: XMCForTextClassification
 
     # `None`, the base class's value, tries to load each and swallows the failure.
     _load_tokenizer = False  # type: ignore[assignment]
@@ -61,7 +60,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
     _load_video_processor = False  # type: ignore[assignment]
     _load_feature_extractor = False  # type: ignore[assignment]
 
-    def __init__(self, model: TextTagger, **kwargs: Any) -> None:
+    def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
         super().__init__(model=model, **kwargs)
         self.model.eval()
 
