@@ -63,7 +63,7 @@ def test_defaults_are_those_of_the_parts(tmp_path):
 def test_a_preset_sets_only_options_there_are(method, tmp_path):
     args = arguments(tmp_path, method=method)
     for name, value in METHODS[method].items():
-        assert name.split("_")[0] in ("tfidf", "tree", "ranker", "label", "level", "predict")
+        assert name.split("_")[0] in ("tfidf", "tree", "ranker", "label", "level", "encoder", "predict")
         assert getattr(args, name) == value
 
 
