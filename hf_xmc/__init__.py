@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_xmc import XMCConfig
+from .configuration_xmc import TASK, RegisteredTask, XMCConfig
 from .modeling_xmc import XMCForTextClassification
 from .pipeline_xmc import ExtremeTextClassificationPipeline
 from .version import __version__ as __version__
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .tfidf import TfidfFeaturizer
     from .training.trainer import XMCTrainer
     from .training.training_args import XMCTrainingArguments
-
-TASK = "extreme-text-classification"
 
 _LAZY = {
     "Features": "features",
@@ -83,6 +81,7 @@ def _register() -> None:
         auto_class.register(XMCConfig, XMCForTextClassification, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
+    XMCConfig.custom_pipelines = RegisteredTask({TASK: {}})
 
 
 _register()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,10 +77,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
         raise
 
 
-def write_json(path: str | os.PathLike, content: Any) -> None:
+def write_json(path: str | os.PathLike, content: Any, indent: int | None = None) -> None:
     """Writes `content` as UTF-8 JSON, whole or not at all."""
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False)
+        json.dump(content, file, ensure_ascii=False, indent=indent)
         file.write("\n")
 
 
@@ -103,6 +104,19 @@ def save_tensors(
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with atomic_write(path) as temporary:
         save_file(arrays, temporary, metadata={"format": "pt", FORMAT_KEY: kind, **(metadata or {})})
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: str) -> None:
+    """Orders the header's entries, which safetensors writes in any order: equal tensors make equal files."""
+    with open(path, "r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(content) <= size:  # the rest of a header is filled with spaces
+            file.seek(8)
+            file.write(content.ljust(size))
 
 
 def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
