@@ -7,10 +7,12 @@ and the pipeline task `extreme-text-classification`. What trains a model is impo
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import pipeline as make_pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_xmc import TASK, RegisteredTask, XMCConfig
@@ -59,6 +61,7 @@ __all__ = [
     "load_label_texts",
     "load_sample",
     "load_xmc_dataset",
+    "pipeline",
     "prepare_dataset",
 ]
 
@@ -75,12 +78,31 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _publish(model: XMCForTextClassification, repo_id: str, **options: Any) -> Any:
+    """Uploads a model; what that needs is imported only then."""
+    return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
+
+
+def pipeline(model: str | os.PathLike | XMCForTextClassification, **kwargs: Any) -> ExtremeTextClassificationPipeline:
+    """
+    The pipeline of a model: `transformers.pipeline` with the task set.
+
+    Args:
+        model (`str`, `os.PathLike` or [`XMCForTextClassification`]):
+            Folder or Hub id of a model, or a loaded one.
+        kwargs:
+            Passed to `transformers.pipeline`: `revision`, `token`, `device`, `top_k`, `batch_size` and the like.
+    """
+    return make_pipeline(TASK, model=model, **kwargs)
+
+
 def _register() -> None:
     AutoConfig.register(XMCConfig.model_type, XMCConfig, exist_ok=True)
     for auto_class in (AutoModel, AutoModelForSequenceClassification):
         auto_class.register(XMCConfig, XMCForTextClassification, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
+    XMCForTextClassification._publish = _publish
     XMCConfig.custom_pipelines = RegisteredTask({TASK: {}})
 
 

@@ -168,9 +168,7 @@ class LinearRanker:
                 list(pool.map(run, starts))
         return scores, nodes
 
-    def save_pretrained(
-        self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE
-    ) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes `ranker.safetensors`, in shards where it is larger than one may be; the tree has its own file."""
         metadata = {
             name: str(getattr(self, name)) for name in ("num_sparse", "num_dense", "loss", "ranking", "beam_size")

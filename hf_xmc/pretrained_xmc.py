@@ -45,7 +45,7 @@ class XMCPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
 
-    # What uploads a model, with its card; set by the package. Code that travels with a model has only the base class's.
+    # What uploads a model, with its card; set by the package. Code that travels with a model has the base class's way.
     _publish: ClassVar[Callable[..., Any] | None] = None
 
     anchor: nn.Parameter
@@ -172,7 +172,7 @@ class XMCPreTrainedModel(PreTrainedModel):
     @contextmanager
     def _config_without_code(self) -> Iterator[None]:
         """Hides what `config.json` said of code; `pipeline()` has put classes into it that cannot be written."""
-        entries = vars(self.config)
+        entries = self.config.__dict__
         hidden = {name: entries.pop(name) for name in CODE_ENTRIES if name in entries}
         try:
             yield
@@ -216,7 +216,8 @@ class XMCPreTrainedModel(PreTrainedModel):
         self.labels = _load_part(Labels, name_or_path, hub_kwargs)
         self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
         if self.encoder is not None:
-            self.tokenizer = _load_part(AutoTokenizer, name_or_path, hub_kwargs)
+            # With the configuration at hand: looking for it, transformers would ask again whether to trust its code.
+            self.tokenizer = _load_part(AutoTokenizer, name_or_path, {"config": self.config, **hub_kwargs})
         if self.config.has_tfidf:
             self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
         if self.config.has_ranker:

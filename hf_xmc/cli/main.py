@@ -12,6 +12,10 @@ COMMANDS = {
     "train": "train a model as a recipe says",
     "predict": "tag the documents of a file",
     "evaluate": "measure a model on documents with labels",
+    "card": "write the card of a model",
+    "export": "copy a model together with the code that loads it",
+    "push": "upload a model to the Hub",
+    "push-dataset": "upload a data set to the Hub",
 }
 
 
@@ -23,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv (`Sequence[str]`, *optional*):
             Arguments; those of the process by default.
     """
-    commands = "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="hf-xmc",
         description="Extreme multi-label text classification.",
@@ -34,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     args = parser.parse_args(argv)
-    command = import_module(f"hf_xmc.cli.{args.command}")
+    command = import_module(f"hf_xmc.cli.{args.command.replace('-', '_')}")
     try:
         command.run(args.arguments)
     except BrokenPipeError:

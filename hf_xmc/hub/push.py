@@ -1,0 +1,319 @@
+"""Uploads: all files of a model in one commit, no pickles, nothing twice."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from transformers.utils import CONFIG_NAME
+
+from ..files import read_json
+from ..modeling_xmc import XMCForTextClassification
+from ..runtime_code import CODE_ENTRIES, code_files, with_code
+from ..shards import MAX_SHARD_SIZE
+from .card_data import CardOptions
+from .model_card import CARD_FILE, write_model_card
+from .training_record import RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, public_name
+
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+# Folders of a training, temporary files and caches, results (which the record has, too, without the names of folders);
+# `.eval_results` is the one hidden folder that is published.
+_PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
+_EVAL_RESULTS = ".eval_results"
+# Parts of a model that another one need not have: in the repository they would be taken for the new one's.
+_PARTS = re.compile(
+    r"(ranker|model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|ranker_tree\.safetensors|tfidf\.safetensors|"
+    r"tfidf_vocab\.txt"
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Destination:
+    """
+    Where an upload goes.
+
+    Args:
+        repo_id (`str`): Repository, made where it is missing; without an owner that of the token.
+        repo_type (`str`, *optional*, defaults to `"model"`): `"model"` or `"dataset"`.
+        private (`bool`, *optional*): Whether a new repository is private.
+        token (`str` or `bool`, *optional*): Token; that of `hf auth login` by default.
+        revision (`str`, *optional*): Branch, made where it is missing; `main` by default.
+        create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request instead of committing.
+        commit_message (`str`, *optional*): First line of the commit.
+        commit_description (`str`, *optional*): The rest of it.
+        run_as_future (`bool`, *optional*, defaults to `False`):
+            Whether to return at once, with a `Future` of the result.
+    """
+
+    repo_id: str
+    repo_type: str = "model"
+    private: bool | None = None
+    token: str | bool | None = None
+    revision: str | None = None
+    create_pr: bool = False
+    commit_message: str | None = None
+    commit_description: str | None = None
+    run_as_future: bool = False
+
+
+def push_folder(
+    folder: str | os.PathLike, destination: Destination, *, self_contained: bool = True, ignore: Sequence[str] = ()
+) -> Any:
+    """
+    Uploads the folder of a saved model in one commit.
+
+    Files that are in the repository already are not sent again, and large files of an upload that was interrupted
+    neither: calling it once more completes it. Parts of an earlier model that this one has not are deleted there.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder of a model.
+        destination ([`Destination`]):
+            Where to.
+        self_contained (`bool`, *optional*, defaults to `True`):
+            Whether the code that loads the model goes along. The folder itself stays as it is.
+        ignore (`Sequence[str]`, *optional*):
+            Patterns of names to leave out.
+
+    Returns:
+        `CommitInfo`: the commit, or a `Future` of it.
+    """
+    if not Path(folder, CONFIG_NAME).is_file():
+        raise FileNotFoundError(f"`{folder}` holds no saved model: it has no `{CONFIG_NAME}`.")
+    code = {path.name: path for path in code_files()}
+    rewritten = {CONFIG_NAME: _published_config, TRAINING_ARGS_FILE: _published_options}
+    additions = []
+    for name in publishable_files(folder, ignore):
+        if name in rewritten:
+            content = rewritten[name](read_json(Path(folder, name)))
+            if name == CONFIG_NAME and self_contained:
+                content = with_code(content)
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            additions.append(CommitOperationAdd(name, text.encode()))
+        elif name not in code:
+            additions.append(CommitOperationAdd(name, str(Path(folder, name))))
+    if self_contained:
+        additions += [CommitOperationAdd(name, str(path)) for name, path in code.items()]
+    return commit(additions, destination, f"`{folder}`", lambda name: bool(_PARTS.fullmatch(name)) or name in code)
+
+
+def _published_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A `config.json` without code, and without the folder that the encoder came from."""
+    config = {key: value for key, value in config.items() if key not in CODE_ENTRIES}
+    encoder = config.get("encoder_config") or {}
+    if "_name_or_path" in encoder:
+        config["encoder_config"] = {**encoder, "_name_or_path": public_name(encoder["_name_or_path"])}
+    return config
+
+
+def _published_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a training without folders of the machine it ran on."""
+    return {**options, "encoder_name": public_name(options.get("encoder_name")), "embedding_cache": None}
+
+
+def push_checkpoint(
+    folder: str | os.PathLike, destination: Destination, ignore: Sequence[str] = (), path_in_repo: str | None = None
+) -> Any:
+    """
+    Uploads a checkpoint in the background; it may be deleted meanwhile.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            The checkpoint.
+        destination ([`Destination`]):
+            Where to.
+        ignore (`Sequence[str]`, *optional*):
+            Patterns of names to leave out.
+        path_in_repo (`str`, *optional*):
+            Folder of the repository for all of its files; by default its model becomes that of the repository.
+
+    Returns:
+        `Future`: of the commit.
+    """
+    held = tempfile.mkdtemp(prefix="_push-", dir=Path(folder).parent)
+    names = publishable_files(folder, ignore)
+    for name in names:
+        Path(held, name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(Path(folder, name), Path(held, name))
+        except OSError:  # not every file system has links
+            shutil.copyfile(Path(folder, name), Path(held, name))
+    destination = replace(destination, run_as_future=True)
+    if path_in_repo is None:
+        job = push_folder(held, destination)
+    else:
+        additions = [CommitOperationAdd(f"{path_in_repo}/{name}", str(Path(held, name))) for name in names]
+        job = commit(additions, destination, f"`{folder}`")
+    job.add_done_callback(lambda _: shutil.rmtree(held, ignore_errors=True))
+    return job
+
+
+def push_model(
+    model: XMCForTextClassification,
+    repo_id: str,
+    *,
+    self_contained: bool = True,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+    tags: Sequence[str] | None = None,
+    **options: Any,
+) -> Any:
+    """
+    Uploads a model, with the card and the records of the folder that it was loaded from, or with a new card.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A trained model.
+        repo_id (`str`):
+            Name of the repository, made where it is missing.
+        self_contained (`bool`, *optional*, defaults to `True`):
+            Whether the code that loads the model goes along.
+        max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
+            Size above which weights and ranker are written as several files.
+        tags (`Sequence[str]`, *optional*):
+            Further tags of a new card.
+        options:
+            Further fields of [`Destination`].
+    """
+    destination = Destination(repo_id, **{"commit_message": "Upload model", **options})
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, self_contained=False, max_shard_size=max_shard_size)
+        source = Path(model.config._name_or_path)
+        for name in publishable_files(source) if source.is_dir() else ():
+            if _is_record(name):
+                Path(folder, name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, Path(folder, name))
+        if not Path(folder, CARD_FILE).is_file() and not _has_card(destination):
+            write_model_card(folder, CardOptions(model_name=repo_id, tags=list(tags or ())))
+        return push_folder(folder, destination, self_contained=self_contained)
+
+
+def _is_record(name: str) -> bool:
+    """Whether a file is about a model, and not a part of it."""
+    known = (CARD_FILE, RECORD_FILE, TRAINING_ARGS_FILE)
+    return name in known or name.endswith(".png") or name.startswith(f"{_EVAL_RESULTS}/")
+
+
+def _has_card(destination: Destination) -> bool:
+    if "/" not in destination.repo_id:
+        return False
+    return HfApi(token=destination.token).file_exists(destination.repo_id, CARD_FILE, revision=destination.revision)
+
+
+def create_repo(destination: Destination) -> str:
+    """Makes the repository where it is missing; returns its id, owner included."""
+    api = HfApi(token=destination.token)
+    with _explained("The model", destination.repo_id):
+        made = api.create_repo(
+            destination.repo_id, repo_type=destination.repo_type, private=destination.private, exist_ok=True
+        )
+    return made.repo_id
+
+
+def commit(
+    additions: list[CommitOperationAdd], destination: Destination, source: str, stale: Any = lambda name: False
+) -> Any:
+    """
+    Sends files in one commit.
+
+    Args:
+        additions (`list[CommitOperationAdd]`): The files.
+        destination ([`Destination`]): Where to.
+        source (`str`): What they are, for messages.
+        stale (`Callable[[str], bool]`, *optional*): Files to delete where the commit does not have them.
+    """
+    api = HfApi(token=destination.token)
+    with _explained(source, destination.repo_id):
+        where: dict[str, Any] = {"repo_id": create_repo(destination), "repo_type": destination.repo_type}
+        revision = destination.revision
+        if revision is not None and not revision.startswith("refs/") and not destination.create_pr:
+            api.create_branch(**where, branch=revision, exist_ok=True)
+        sent = {addition.path_in_repo for addition in additions}
+        there = api.list_repo_files(**where, revision=revision)
+        deletions = [CommitOperationDelete(name) for name in there if stale(name) and name not in sent]
+        send: Any = api.create_commit
+        return send(
+            **where,
+            operations=[*additions, *deletions],
+            commit_message=destination.commit_message or "Upload with hf_xmc",
+            commit_description=destination.commit_description,
+            revision=revision,
+            create_pr=destination.create_pr,
+            run_as_future=destination.run_as_future,
+        )
+
+
+@contextmanager
+def _explained(source: str, repo_id: str) -> Iterator[None]:
+    """Says what an error of the Hub means for the upload."""
+    kept = f"{source} is as it was; call it again to go on: what has been sent is not sent twice."
+    try:
+        yield
+    except RevisionNotFoundError as error:
+        raise OSError(f"`{repo_id}` has no such revision to upload to: {error}") from error
+    except RepositoryNotFoundError as error:
+        raise OSError(
+            f"`{repo_id}` cannot be written: it does not exist, or the token may not see it. Log in with `hf auth "
+            f"login`, or pass `token`. {error}"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            raise OSError(
+                f"The Hub refuses the upload to `{repo_id}` ({status}). Log in with `hf auth login`, or pass a "
+                f"`token` with the right to write there. {error}"
+            ) from error
+        raise OSError(f"The upload to `{repo_id}` failed: {error} {kept}") from error
+    except HTTPError as error:
+        raise OSError(f"The Hub cannot be reached for the upload to `{repo_id}`: {error} {kept}") from error
+
+
+def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:
+    """
+    Files of a folder that are uploaded: no checkpoints, no hidden or temporary files, no pickles.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            The folder.
+        ignore (`Sequence[str]`, *optional*):
+            Further patterns of names to leave out.
+    """
+    found = []
+    for path in sorted(Path(folder).rglob("*")):
+        name = path.relative_to(folder)
+        parts = name.parts[1:] if name.parts[0] == _EVAL_RESULTS else name.parts
+        private = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in (*_PRIVATE, *ignore))
+        if private or not path.is_file():
+            continue
+        if is_pickle(path):
+            logger.warning("`%s` is not uploaded: a pickle can run anything on the machine that opens it.", path)
+            continue
+        found.append(name.as_posix())
+    return found
+
+
+def is_pickle(path: str | os.PathLike) -> bool:
+    """Whether a file is a pickle, by its name or its first bytes; the archives of `torch.save` are some, too."""
+    path = Path(path)
+    if path.suffix in _PICKLE_SUFFIXES:
+        return True
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start == b"PK" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".pkl") for name in archive.namelist())
+    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
