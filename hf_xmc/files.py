@@ -48,13 +48,16 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
         validate_repo_id(str(name_or_path))
     except HFValidationError as error:
         raise FileNotFoundError(f"There is no folder `{name_or_path}`, and a Hub id it cannot be.") from error
-    return cached_file(
+    path = cached_file(
         name_or_path,
         filename,
         _raise_exceptions_for_missing_entries=required,
         _raise_exceptions_for_gated_repo=required,
         **{key: value for key, value in hub_kwargs.items() if value is not None},
     )
+    if path is None and required:  # transformers does not mind a missing config.json
+        raise OSError(f"`{name_or_path}` has no file `{filename}`. Check that it holds a model saved by hf_xmc.")
+    return path
 
 
 @contextmanager

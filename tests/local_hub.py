@@ -98,9 +98,9 @@ class LocalHub:
         repo.branches["main"].append(Commit(files, "upload"))
         return repo
 
-    def fail(self, pattern: str, status: int, times: int = 1) -> None:
-        """Answers the next requests that match (`"PUT /lfs/"`) with an error."""
-        self._failures.append([re.compile(pattern), status, times])
+    def fail(self, pattern: str, status: int, times: int = 1, done: bool = False) -> None:
+        """Answers the next requests that match (`"PUT /lfs/"`) with an error; if `done`, after doing what they ask."""
+        self._failures.append([re.compile(pattern), status, times, done])
 
     @contextmanager
     def watched(self) -> Iterator[list[str]]:
@@ -114,16 +114,21 @@ class LocalHub:
         with self._lock:
             request = f"{method} {path}"
             self.requests.append(request)
+            failed: Answer | None = None
             for failure in self._failures:
-                pattern, status, times = failure
+                pattern, status, times, done = failure
                 if times and pattern.search(request):
                     failure[2] -= 1
-                    return status, {"error": "out of order"}, {}
+                    failed = status, {"error": "out of order"}, {}
+                    if not done:
+                        return failed
+                    break
             token = (headers.get("Authorization") or "").removeprefix("Bearer ") or None
             self.tokens_seen.add(token)
             for pattern, route in ROUTES:
                 if found := pattern.fullmatch(path):
-                    return route(self, found, body, _Request(method, token, headers))
+                    answer = route(self, found, body, _Request(method, token, headers))
+                    return failed or answer
             return 404, {"error": f"no route for {request}"}, {}
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..hub.model_card import write_model_card
-from ..hub.push import Destination, create_repo, push_folder
+from ..hub.push import Destination, check_saved_model, create_repo, push_folder
 from .card import add_card_arguments, card_options
 
 DESCRIPTION = """
@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> None:
     """Runs the command."""
     args = make_parser().parse_args(argv)
+    check_saved_model(args.model)
     destination = destination_of(args)
     destination.repo_id = create_repo(destination)
     write_model_card(args.model, card_options(args, destination.repo_id))

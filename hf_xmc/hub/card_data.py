@@ -154,7 +154,7 @@ def card_data(facts: CardFacts) -> ModelCardData:
         tags=[*dict.fromkeys([*tags, *given.tags])],
         base_model=facts.base_model if is_hub_id(facts.base_model) else None,
         datasets=facts.dataset if is_hub_id(facts.dataset) else None,
-        metrics=sorted({name.lower() for name in _METRIC_NAMES.values()}) if facts.record.evaluations else None,
+        metrics=[*{name: None for one in facts.record.evaluations for name in reported(one["metrics"])}] or None,
         widget=[{"text": text} for text in facts.record.examples] or None,
         model_name=facts.model_name,
         eval_results=list(_eval_results(facts)) or None,

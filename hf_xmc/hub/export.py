@@ -6,10 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from transformers.utils import CONFIG_NAME
-
 from ..runtime_code import add_code
-from .push import publishable_files
+from .push import check_saved_model, publishable_files
 
 
 def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[str]:
@@ -26,8 +24,7 @@ def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[s
         `list[str]`: the files of the copy.
     """
     folder, output = Path(folder), Path(output)
-    if not (folder / CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"`{folder}` holds no saved model: it has no `{CONFIG_NAME}`.")
+    check_saved_model(folder)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileExistsError(f"`{output}` exists and is not empty. Choose another folder for the copy.")
     for name in publishable_files(folder):

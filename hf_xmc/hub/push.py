@@ -9,15 +9,22 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from transformers.utils import CONFIG_NAME
 
 from ..files import read_json
@@ -38,6 +45,9 @@ _PARTS = re.compile(
     r"(ranker|model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|ranker_tree\.safetensors|tfidf\.safetensors|"
     r"tfidf_vocab\.txt"
 )
+
+# Seconds before an upload that failed is tried once more.
+_WAITS = (1, 5)
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +82,12 @@ class Destination:
 
 
 def push_folder(
-    folder: str | os.PathLike, destination: Destination, *, self_contained: bool = True, ignore: Sequence[str] = ()
+    folder: str | os.PathLike,
+    destination: Destination,
+    *,
+    self_contained: bool = True,
+    ignore: Sequence[str] = (),
+    source: str | None = None,
 ) -> Any:
     """
     Uploads the folder of a saved model in one commit.
@@ -89,12 +104,13 @@ def push_folder(
             Whether the code that loads the model goes along. The folder itself stays as it is.
         ignore (`Sequence[str]`, *optional*):
             Patterns of names to leave out.
+        source (`str`, *optional*):
+            What to call it in messages; the folder by default.
 
     Returns:
         `CommitInfo`: the commit, or a `Future` of it.
     """
-    if not Path(folder, CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"`{folder}` holds no saved model: it has no `{CONFIG_NAME}`.")
+    check_saved_model(folder)
     code = {path.name: path for path in code_files()}
     rewritten = {CONFIG_NAME: _published_config, TRAINING_ARGS_FILE: _published_options}
     additions = []
@@ -109,7 +125,8 @@ def push_folder(
             additions.append(CommitOperationAdd(name, str(Path(folder, name))))
     if self_contained:
         additions += [CommitOperationAdd(name, str(path)) for name, path in code.items()]
-    return commit(additions, destination, f"`{folder}`", lambda name: bool(_PARTS.fullmatch(name)) or name in code)
+    source = source or f"`{folder}`"
+    return commit(additions, destination, source, lambda name: bool(_PARTS.fullmatch(name)) or name in code)
 
 
 def _published_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +216,7 @@ def push_model(
                 shutil.copyfile(source / name, Path(folder, name))
         if not Path(folder, CARD_FILE).is_file() and not _has_card(destination):
             write_model_card(folder, CardOptions(model_name=repo_id, tags=list(tags or ())))
-        return push_folder(folder, destination, self_contained=self_contained)
+        return push_folder(folder, destination, self_contained=self_contained, source="The model")
 
 
 def _is_record(name: str) -> bool:
@@ -225,10 +242,13 @@ def create_repo(destination: Destination) -> str:
 
 
 def commit(
-    additions: list[CommitOperationAdd], destination: Destination, source: str, stale: Any = lambda name: False
+    additions: list[CommitOperationAdd],
+    destination: Destination,
+    source: str,
+    stale: Callable[[str], bool] = lambda name: False,
 ) -> Any:
     """
-    Sends files in one commit.
+    Sends files in one commit. What fails for a moment is tried again.
 
     Args:
         additions (`list[CommitOperationAdd]`): The files.
@@ -237,24 +257,52 @@ def commit(
         stale (`Callable[[str], bool]`, *optional*): Files to delete where the commit does not have them.
     """
     api = HfApi(token=destination.token)
-    with _explained(source, destination.repo_id):
-        where: dict[str, Any] = {"repo_id": create_repo(destination), "repo_type": destination.repo_type}
-        revision = destination.revision
-        if revision is not None and not revision.startswith("refs/") and not destination.create_pr:
-            api.create_branch(**where, branch=revision, exist_ok=True)
-        sent = {addition.path_in_repo for addition in additions}
-        there = api.list_repo_files(**where, revision=revision)
-        deletions = [CommitOperationDelete(name) for name in there if stale(name) and name not in sent]
-        send: Any = api.create_commit
-        return send(
-            **where,
-            operations=[*additions, *deletions],
-            commit_message=destination.commit_message or "Upload with hf_xmc",
-            commit_description=destination.commit_description,
-            revision=revision,
-            create_pr=destination.create_pr,
-            run_as_future=destination.run_as_future,
-        )
+
+    def send() -> Any:
+        for wait in (*_WAITS, None):
+            try:
+                return _send_once(api, additions, destination, stale)
+            except HTTPError as error:
+                if wait is None or destination.create_pr or not _may_pass(error):
+                    raise
+                logger.warning("The upload to `%s` is tried again in %s s: %s", destination.repo_id, wait, error)
+                time.sleep(wait)
+
+    def explained() -> Any:
+        with _explained(source, destination.repo_id):
+            return send()
+
+    return api.run_as_future(explained) if destination.run_as_future else explained()
+
+
+def _send_once(
+    api: HfApi, additions: list[CommitOperationAdd], destination: Destination, stale: Callable[[str], bool]
+) -> Any:
+    where: dict[str, Any] = {"repo_id": create_repo(destination), "repo_type": destination.repo_type}
+    revision = destination.revision
+    if revision is not None and not revision.startswith("refs/") and not destination.create_pr:
+        api.create_branch(**where, branch=revision, exist_ok=True)
+    there = api.list_repo_files(**where, revision=revision)
+    # New ones each time: the client looks what of them the repository has, and a commit whose answer was lost is not
+    # made twice.
+    operations: list[Any] = [CommitOperationAdd(one.path_in_repo, one.path_or_fileobj) for one in additions]
+    sent = {one.path_in_repo for one in additions}
+    operations += [CommitOperationDelete(name) for name in there if stale(name) and name not in sent]
+    return api.create_commit(
+        **where,
+        operations=operations,
+        commit_message=destination.commit_message or "Upload with hf_xmc",
+        commit_description=destination.commit_description,
+        revision=revision,
+        create_pr=destination.create_pr,
+    )
+
+
+def _may_pass(error: HTTPError) -> bool:
+    """Whether an error may be gone in a moment: no connection, a server in trouble, too many requests."""
+    if not isinstance(error, HfHubHTTPError) or error.response is None:
+        return True
+    return error.response.status_code >= 500 or error.response.status_code in (408, 429)
 
 
 @contextmanager
@@ -278,8 +326,14 @@ def _explained(source: str, repo_id: str) -> Iterator[None]:
                 f"`token` with the right to write there. {error}"
             ) from error
         raise OSError(f"The upload to `{repo_id}` failed: {error} {kept}") from error
-    except HTTPError as error:
+    except (HTTPError, OfflineModeIsEnabled) as error:
         raise OSError(f"The Hub cannot be reached for the upload to `{repo_id}`: {error} {kept}") from error
+
+
+def check_saved_model(folder: str | os.PathLike) -> None:
+    """Raises where a folder holds no model."""
+    if not Path(folder, CONFIG_NAME).is_file():
+        raise FileNotFoundError(f"`{folder}` holds no saved model: it has no `{CONFIG_NAME}`.")
 
 
 def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:

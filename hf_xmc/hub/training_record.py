@@ -101,9 +101,8 @@ def is_hub_id(name: str | None) -> bool:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, usable cores and accelerators of this machine."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {"processor": _processor(), "cores": usable}
+    """Processor, cores and accelerators of this machine."""
+    found: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count()}
     if torch.cuda.is_available():
         found["accelerators"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return found
