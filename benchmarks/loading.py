@@ -18,9 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .linear.runner import REPOSITORY, machine, revision
-from .scale.synthetic import World
-
+REPOSITORY = Path(__file__).resolve().parents[1]
 LABELS = 59_307
 TEXT = "w1 w20 w300 w4000"
 BATCH = 1000
@@ -61,8 +59,11 @@ def main() -> None:
 
 def make(folder: str, num_labels: int, seed: int = 0) -> None:
     """Trains a linear tagger on texts of random words, as many documents as labels."""
+    # Imported here, as in `report`: what is measured in a process must not have been imported there before.
     from datasets import Dataset
+    from transformers import PrinterCallback
 
+    from benchmarks.scale.synthetic import World
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
     random = np.random.default_rng(seed)
@@ -73,7 +74,9 @@ def make(folder: str, num_labels: int, seed: int = 0) -> None:
     ]
     labels = [[f"label {label}" for label in row.indices] for row in targets]
     args = XMCTrainingArguments(folder, tfidf_ngram_range=[1, 1], disable_tqdm=True, use_cpu=True)
-    XMCTrainer(args=args, train_dataset=Dataset.from_dict({"text": texts, "labels": labels})).train()
+    trainer = XMCTrainer(args=args, train_dataset=Dataset.from_dict({"text": texts, "labels": labels}))
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
 
 
 def measure(folder: str) -> dict[str, float]:
@@ -114,13 +117,15 @@ def measure(folder: str) -> dict[str, float]:
 
 def report(folder: str, runs: list[dict[str, float]]) -> str:
     """The medians as a table, with where they come from."""
+    from benchmarks.linear.runner import machine, revision
+
     files = {path.name: path.stat().st_size / 1e6 for path in Path(folder).iterdir() if path.is_file()}
     facts = machine()
     lines = [
         f"{runs[0]['labels']:,} labels, {sum(files.values()):,.0f} MB of files, of it the ranker "
         f"{sum(size for name, size in files.items() if name.startswith('ranker')):,.0f} MB; "
         f"{facts['processor']}, {facts['cores']} cores, load average {facts['load_average']:.1f}, Python "
-        f"{facts['python']}, revision {revision()}. Medians of {len(runs)} processes, smallest and largest beside them.",
+        f"{facts['python']}, revision {revision()}. {len(runs)} processes, each after the files had been read once.",
         "",
         "| | median | smallest | largest |",
         "| --- | ---: | ---: | ---: |",
