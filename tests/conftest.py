@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import numpy as np
 import pytest
 from datasets import Dataset
+from local_hub import LocalHub
 
 NUM_LABELS = 60
 NUM_FILLERS = 40
@@ -90,6 +92,14 @@ def encoder_arguments(folder: Path, **options: Any) -> Any:
         "report_to": "none",
     }
     return XMCTrainingArguments(str(folder), **{**defaults, **THREE_LEVELS, **options})
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LocalHub]:
+    """A Hub on this machine, empty at first."""
+    hub = LocalHub()
+    yield hub
+    hub.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,20 +10,13 @@ import numpy as np
 import pytest
 from conftest import encoder_arguments, make_documents
 from hub_worker import Worker
-from local_hub import TOKEN, LocalHub
+from local_hub import TOKEN
 
 from hf_xmc import LabelTree, XMCForTextClassification
 from hf_xmc.runtime_code import code_files
 
 TEXTS = ["topic07 word1 topic31", "topic59", ""]
 PARTS = ("model.safetensors", "label_tree.safetensors", "labels.json", "ranker.safetensors", "tfidf.safetensors")
-
-
-@pytest.fixture(scope="module")
-def hub():
-    hub = LocalHub()
-    yield hub
-    hub.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from hub_worker import Worker
-from local_hub import LocalHub
 
 from hf_xmc import XMCForTextClassification, pipeline
 from hf_xmc.hub.export import export_model
@@ -20,13 +19,6 @@ tag = pipeline(model=name, trust_remote_code=True)
 result = [tag(texts, top_k=3, batch_size=2), type(tag).__module__, type(tag.model).__module__]
 assert not [name for name in sys.modules if name.split(".")[0] == "hf_xmc"]
 """
-
-
-@pytest.fixture(scope="module")
-def hub():
-    hub = LocalHub()
-    yield hub
-    hub.close()
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,6 @@ def blocks(language: str) -> list[str]:
     return [code for kind, code in BLOCKS if kind == language]
 
 
-@pytest.fixture
-def hub(tmp_path):
-    """What the examples publish to."""
-    hub = LocalHub()
-    yield hub
-    hub.close()
-
-
 def run(command: list[str], folder: Path, hub: LocalHub) -> str:
     # The commands are those of this environment, whether or not it is activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from ..hub.model_card import write_model_card
-from ..hub.push import Destination, check_saved_model, create_repo, push_folder
+from ..hub.published_files import check_saved_model
+from ..hub.push import Destination, create_repo, push_folder
 from .card import add_card_arguments, card_options
 
 DESCRIPTION = """

@@ -18,7 +18,7 @@ from .training_record import TrainingRecord, describe_machine, describe_versions
 # Examples of a card: how many, and how long they may be.
 _EXAMPLES, _SHORTEST, _LONGEST = 3, 20, 300
 # Documents that are timed one by one, and the seconds that this may take.
-_TIMED, _TIME_LIMIT = 50, 2.0
+_TIMED, _TIME_LIMIT = 20, 1.0
 _LOGGED = ("level", "loss", "documents_per_second")
 
 
@@ -133,6 +133,6 @@ def _texts(dataset: Dataset | None) -> list[str]:
     """Some texts, those of a good length for an example first."""
     if dataset is None or "text" not in dataset.column_names:
         return []
-    texts = [text for text in dataset.select(range(min(len(dataset), 4 * _TIMED)))["text"] if text.strip()]
+    texts = [text for text in dataset.select(range(min(len(dataset), 10 * _TIMED)))["text"] if text.strip()]
     fitting = [text for text in texts if _SHORTEST <= len(text) <= _LONGEST]
     return (fitting + [text for text in texts if text not in set(fitting)])[:_TIMED]

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ..runtime_code import add_code
-from .push import check_saved_model, publishable_files
+from .published_files import check_saved_model, publishable_files
 
 
 def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import re
 import shutil
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,19 +25,13 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import CONFIG_NAME
 
-from ..files import read_json
 from ..modeling_xmc import XMCForTextClassification
-from ..runtime_code import CODE_ENTRIES, code_files, with_code
+from ..runtime_code import code_files, with_code
 from ..shards import MAX_SHARD_SIZE
 from .card_data import CardOptions
 from .model_card import CARD_FILE, write_model_card
-from .training_record import RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, public_name
+from .published_files import check_saved_model, is_record, publishable_files, published_json
 
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
-# Folders of a training, temporary files and caches, results (which the record has, too, without the names of folders);
-# `.eval_results` is the one hidden folder that is published.
-_PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
-_EVAL_RESULTS = ".eval_results"
 # Parts of a model that another one need not have: in the repository they would be taken for the new one's.
 _PARTS = re.compile(
     r"(ranker|model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|ranker_tree\.safetensors|tfidf\.safetensors|"
@@ -112,13 +104,11 @@ def push_folder(
     """
     check_saved_model(folder)
     code = {path.name: path for path in code_files()}
-    rewritten = {CONFIG_NAME: _published_config, TRAINING_ARGS_FILE: _published_options}
     additions = []
     for name in publishable_files(folder, ignore):
-        if name in rewritten:
-            content = rewritten[name](read_json(Path(folder, name)))
-            if name == CONFIG_NAME and self_contained:
-                content = with_code(content)
+        content = published_json(Path(folder, name))
+        if content is not None:
+            content = with_code(content) if name == CONFIG_NAME and self_contained else content
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             additions.append(CommitOperationAdd(name, text.encode()))
         elif name not in code:
@@ -127,20 +117,6 @@ def push_folder(
         additions += [CommitOperationAdd(name, str(path)) for name, path in code.items()]
     source = source or f"`{folder}`"
     return commit(additions, destination, source, lambda name: bool(_PARTS.fullmatch(name)) or name in code)
-
-
-def _published_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A `config.json` without code, and without the folder that the encoder came from."""
-    config = {key: value for key, value in config.items() if key not in CODE_ENTRIES}
-    encoder = config.get("encoder_config") or {}
-    if "_name_or_path" in encoder:
-        config["encoder_config"] = {**encoder, "_name_or_path": public_name(encoder["_name_or_path"])}
-    return config
-
-
-def _published_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a training without folders of the machine it ran on."""
-    return {**options, "encoder_name": public_name(options.get("encoder_name")), "embedding_cache": None}
 
 
 def push_checkpoint(
@@ -211,18 +187,12 @@ def push_model(
         model.save_pretrained(folder, self_contained=False, max_shard_size=max_shard_size)
         source = Path(model.config._name_or_path)
         for name in publishable_files(source) if source.is_dir() else ():
-            if _is_record(name):
+            if is_record(name):
                 Path(folder, name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, Path(folder, name))
         if not Path(folder, CARD_FILE).is_file() and not _has_card(destination):
             write_model_card(folder, CardOptions(model_name=repo_id, tags=list(tags or ())))
         return push_folder(folder, destination, self_contained=self_contained, source="The model")
-
-
-def _is_record(name: str) -> bool:
-    """Whether a file is about a model, and not a part of it."""
-    known = (CARD_FILE, RECORD_FILE, TRAINING_ARGS_FILE)
-    return name in known or name.endswith(".png") or name.startswith(f"{_EVAL_RESULTS}/")
 
 
 def _has_card(destination: Destination) -> bool:
@@ -328,46 +298,3 @@ def _explained(source: str, repo_id: str) -> Iterator[None]:
         raise OSError(f"The upload to `{repo_id}` failed: {error} {kept}") from error
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise OSError(f"The Hub cannot be reached for the upload to `{repo_id}`: {error} {kept}") from error
-
-
-def check_saved_model(folder: str | os.PathLike) -> None:
-    """Raises where a folder holds no model."""
-    if not Path(folder, CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"`{folder}` holds no saved model: it has no `{CONFIG_NAME}`.")
-
-
-def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:
-    """
-    Files of a folder that are uploaded: no checkpoints, no hidden or temporary files, no pickles.
-
-    Args:
-        folder (`str` or `os.PathLike`):
-            The folder.
-        ignore (`Sequence[str]`, *optional*):
-            Further patterns of names to leave out.
-    """
-    found = []
-    for path in sorted(Path(folder).rglob("*")):
-        name = path.relative_to(folder)
-        parts = name.parts[1:] if name.parts[0] == _EVAL_RESULTS else name.parts
-        private = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in (*_PRIVATE, *ignore))
-        if private or not path.is_file():
-            continue
-        if is_pickle(path):
-            logger.warning("`%s` is not uploaded: a pickle can run anything on the machine that opens it.", path)
-            continue
-        found.append(name.as_posix())
-    return found
-
-
-def is_pickle(path: str | os.PathLike) -> bool:
-    """Whether a file is a pickle, by its name or its first bytes; the archives of `torch.save` are some, too."""
-    path = Path(path)
-    if path.suffix in _PICKLE_SUFFIXES:
-        return True
-    with open(path, "rb") as file:
-        start = file.read(2)
-    if start == b"PK" and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(".pkl") for name in archive.namelist())
-    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
