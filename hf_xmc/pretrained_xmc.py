@@ -102,8 +102,7 @@ class XMCPreTrainedModel(PreTrainedModel):
                 [`~XMCForTextClassification.push_to_hub`].
         """
         hub_kwargs = {name: kwargs.pop(name) for name in _PUSH_KWARGS if name in kwargs}
-        if self_contained is None:
-            self_contained = getattr(self.config, "auto_map", None) is not None
+        had_code = getattr(self.config, "auto_map", None) is not None
         if is_main_process:
             self._save_parts(save_directory, max_shard_size)
             remove_code(save_directory)
@@ -111,7 +110,7 @@ class XMCPreTrainedModel(PreTrainedModel):
             super().save_pretrained(
                 save_directory, is_main_process=is_main_process, max_shard_size=max_shard_size, **kwargs
             )
-        if is_main_process and self_contained:
+        if is_main_process and (had_code if self_contained is None else self_contained):
             add_code(save_directory)
         if push_to_hub and is_main_process:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))

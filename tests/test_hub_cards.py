@@ -148,6 +148,19 @@ def test_a_card_written_by_hand_stays(trained, tmp_path, capsys):
     assert MARK in (copy / "README.md").read_text()
 
 
+def test_a_card_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, caplog):
+    args = XMCTrainingArguments(str(tmp_path), disable_tqdm=True, use_cpu=True, num_threads=1)
+    trainer = XMCTrainer(args=args, train_dataset=make_documents(100))
+
+    def fail(*args, **kwargs):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("hf_xmc.hub.publishing.write_model_card", fail)
+    trainer.train()
+    assert trainer.evaluate(make_documents(20, seed=1))["eval_P@1"] > 0
+    assert (tmp_path / "ranker.safetensors").is_file() and "the disk is full" in caplog.text
+
+
 def test_without_matplotlib_there_are_no_pictures(trained, tmp_path, monkeypatch):
     _, folder, _ = trained
     copy = shutil.copytree(folder, tmp_path / "model", ignore=shutil.ignore_patterns("*.png"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,6 +14,8 @@ from .card_callback import ModelCardCallback
 from .card_data import CardOptions
 from .model_card import write_model_card
 from .push import Destination, create_repo, push_checkpoint, push_folder
+
+logger = logging.getLogger(__name__)
 
 
 class PublishingMixin:
@@ -39,6 +42,13 @@ class PublishingMixin:
         self.card = ModelCardCallback(self.train_dataset, self.eval_dataset)
         self._card_options = CardOptions()
         self.add_callback(self.card)
+
+    def _update_card(self) -> None:
+        """Writes the card anew. What was trained or measured must not be lost because that fails."""
+        try:
+            self.create_model_card()
+        except (OSError, ValueError) as error:
+            logger.warning("The card of the model could not be written: %s", error)
 
     def create_model_card(
         self,

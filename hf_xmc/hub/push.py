@@ -106,7 +106,7 @@ def push_folder(
     code = {path.name: path for path in code_files()}
     additions = []
     for name in publishable_files(folder, ignore):
-        content = published_json(Path(folder, name))
+        content = published_json(Path(folder, name)) if "/" not in name else None
         if content is not None:
             content = with_code(content) if name == CONFIG_NAME and self_contained else content
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -185,9 +185,9 @@ def push_model(
     destination = Destination(repo_id, **{"commit_message": "Upload model", **options})
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, self_contained=False, max_shard_size=max_shard_size)
-        source = Path(model.config._name_or_path)
-        for name in publishable_files(source) if source.is_dir() else ():
-            if is_record(name):
+        source = Path(model.config._name_or_path or folder)
+        for name in publishable_files(source) if (source / CONFIG_NAME).is_file() else ():
+            if is_record(name) and not Path(folder, name).exists():
                 Path(folder, name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, Path(folder, name))
         if not Path(folder, CARD_FILE).is_file() and not _has_card(destination):

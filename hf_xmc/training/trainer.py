@@ -160,7 +160,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in stages.seconds.items()})
         self.log(dict(metrics))
         self.card.finish(self.model)
-        self.create_model_card()
+        self._update_card()
         if self.args.eval_strategy != "no":
             self.evaluate()
         return TrainOutput(self.state.global_step, output.training_loss, metrics)
@@ -300,7 +300,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         if self._run is None:
             self.card.add_evaluation(metric_key_prefix, dataset, metrics, time.time() - start)
             if self.card.record.seconds is not None:  # trained here, so the model in `output_dir` is this one
-                self.create_model_card()
+                self._update_card()
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, results)
         return results
 
