@@ -7,13 +7,15 @@ and the pipeline task `extreme-text-classification`. What trains a model is impo
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import pipeline as make_pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_xmc import XMCConfig
+from .configuration_xmc import TASK, RegisteredTask, XMCConfig
 from .ensemble_xmc import XMCEnsemble, XMCEnsembleConfig
 from .modeling_xmc import XMCForTextClassification
 from .pipeline_xmc import ExtremeTextClassificationPipeline
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from .tfidf import TfidfFeaturizer
     from .training.trainer import XMCTrainer
     from .training.training_args import XMCTrainingArguments
-
-TASK = "extreme-text-classification"
 
 _LAZY = {
     "Features": "features",
@@ -64,6 +64,7 @@ __all__ = [
     "load_label_texts",
     "load_sample",
     "load_xmc_dataset",
+    "pipeline",
     "prepare_dataset",
 ]
 
@@ -80,6 +81,24 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _publish(model: XMCForTextClassification, repo_id: str, **options: Any) -> Any:
+    """Uploads a model; what that needs is imported only then."""
+    return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
+
+
+def pipeline(model: str | os.PathLike | XMCForTextClassification, **kwargs: Any) -> ExtremeTextClassificationPipeline:
+    """
+    The pipeline of a model: `transformers.pipeline` with the task set.
+
+    Args:
+        model (`str`, `os.PathLike` or [`XMCForTextClassification`]):
+            Folder or Hub id of a model, or a loaded one.
+        kwargs:
+            Passed to `transformers.pipeline`: `revision`, `token`, `device`, `top_k`, `batch_size` and the like.
+    """
+    return make_pipeline(TASK, model=model, **kwargs)
+
+
 def _register() -> None:
     for config_class, model_class in ((XMCConfig, XMCForTextClassification), (XMCEnsembleConfig, XMCEnsemble)):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
@@ -87,6 +106,8 @@ def _register() -> None:
             auto_class.register(config_class, model_class, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
+    XMCForTextClassification._publish = _publish
+    XMCConfig.custom_pipelines = RegisteredTask({TASK: {}})
 
 
 _register()

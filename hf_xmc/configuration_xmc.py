@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
+
+TASK = "extreme-text-classification"
 
 
 class XMCConfig(PreTrainedConfig):
@@ -99,3 +103,29 @@ class XMCConfig(PreTrainedConfig):
     vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Completes the configuration; the code of a pipeline beside `config.json` counts only without the package."""
+        if hasattr(type(self), "custom_pipelines"):
+            kwargs.pop("custom_pipelines", None)
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: a model saves its code by itself (`runtime_code.py`), and all of it."""
+
+
+class RegisteredTask(dict):
+    """
+    The task (its key) of models whose pipeline is registered, as `pipeline()` asks for it.
+
+    transformers infers the task of a model from the keys of `config.custom_pipelines`. If it then found the task in
+    there, it would insist on `trust_remote_code`, although it has the pipeline. Other tasks than the model's own are
+    refused here: they would fail later, for some odd reason.
+    """
+
+    def __contains__(self, task: object) -> bool:
+        own = next(iter(self.keys()))
+        if task != own:
+            raise ValueError(f"This is no model for the task {task!r}. Call `pipeline({own!r}, model=...)`.")
+        return False

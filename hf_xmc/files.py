@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,13 +48,16 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
         validate_repo_id(str(name_or_path))
     except HFValidationError as error:
         raise FileNotFoundError(f"There is no folder `{name_or_path}`, and a Hub id it cannot be.") from error
-    return cached_file(
+    path = cached_file(
         name_or_path,
         filename,
         _raise_exceptions_for_missing_entries=required,
         _raise_exceptions_for_gated_repo=required,
         **{key: value for key, value in hub_kwargs.items() if value is not None},
     )
+    if path is None and required:  # transformers does not mind a missing config.json
+        raise OSError(f"`{name_or_path}` has no file `{filename}`. Check that it holds a model saved by hf_xmc.")
+    return path
 
 
 def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwargs) -> None:
@@ -97,10 +101,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
         raise
 
 
-def write_json(path: str | os.PathLike, content: Any) -> None:
+def write_json(path: str | os.PathLike, content: Any, indent: int | None = None) -> None:
     """Writes `content` as UTF-8 JSON, whole or not at all."""
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False)
+        json.dump(content, file, ensure_ascii=False, indent=indent)
         file.write("\n")
 
 
@@ -124,6 +128,19 @@ def save_tensors(
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with atomic_write(path) as temporary:
         save_file(arrays, temporary, metadata={"format": "pt", FORMAT_KEY: kind, **(metadata or {})})
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: str) -> None:
+    """Orders the header's entries, which safetensors writes in any order: equal tensors make equal files."""
+    with open(path, "r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(content) <= size:  # the rest of a header is filled with spaces
+            file.seek(8)
+            file.write(content.ljust(size))
 
 
 def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

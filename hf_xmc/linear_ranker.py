@@ -11,12 +11,13 @@ from scipy.sparse import csr_matrix
 from scipy.special import expit
 
 from .features import Features
-from .files import load_tensors, resolve_file, save_tensors
 from .kernels import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
 from .lanes import LANES
+from .shards import MAX_SHARD_SIZE, load_sharded, save_sharded
 
 RANKER_FILE = "ranker.safetensors"
+_KIND = "linear ranker"
 LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
@@ -206,20 +207,20 @@ class LinearRanker:
                 list(pool.map(run, starts))
         return scores, nodes
 
-    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
-        """Writes `ranker.safetensors`; the tree has its own file."""
+    def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
+        """Writes `ranker.safetensors`, in shards where it is larger than one may be; the tree has its own file."""
         names = ("num_sparse", "num_dense", "loss", "ranking", "beam_size", "first_level")
         metadata = {name: str(getattr(self, name)) for name in names}
         metadata["tree"] = self.tree.digest()
-        save_tensors(os.path.join(save_directory, RANKER_FILE), vars(self.weights), "linear ranker", metadata)
+        save_sharded(save_directory, RANKER_FILE, vars(self.weights), _KIND, metadata, max_shard_size)
 
     @classmethod
     def from_pretrained(
         cls, name_or_path: str | os.PathLike, *, tree: LabelTree | None = None, **hub_kwargs
     ) -> LinearRanker:
         """Opens the ranker of a saved model by memory map, with its tree unless that is given."""
-        path = resolve_file(name_or_path, RANKER_FILE, **hub_kwargs)
-        tensors, metadata = load_tensors(path, "linear ranker")  # type: ignore[arg-type]
+        tensors, metadata = load_sharded(name_or_path, RANKER_FILE, _KIND, **hub_kwargs)
+        path = os.path.join(name_or_path, RANKER_FILE)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
         try:
             weights = RankerWeights(**tensors)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,11 +18,14 @@ from .heads import LevelHead
 from .label_tree import LabelTree
 from .labels import Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
+from .runtime_code import CODE_ENTRIES, add_code, remove_code
+from .shards import MAX_SHARD_SIZE, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
 
 HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+_PUSH_KWARGS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
 class XMCPreTrainedModel(PreTrainedModel):
@@ -38,6 +43,9 @@ class XMCPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
+
+    # What uploads a model, with its card; set by the package. Code that travels with a model has the base class's way.
+    _publish: ClassVar[Callable[..., Any] | None] = None
 
     anchor: nn.Parameter
     encoder: nn.Module | None
@@ -69,6 +77,8 @@ class XMCPreTrainedModel(PreTrainedModel):
         save_directory: str | os.PathLike,
         is_main_process: bool = True,
         push_to_hub: bool = False,
+        self_contained: bool | None = None,
+        max_shard_size: int | str = MAX_SHARD_SIZE,
         **kwargs: Any,
     ) -> None:
         """
@@ -81,19 +91,55 @@ class XMCPreTrainedModel(PreTrainedModel):
                 Only the main process writes.
             push_to_hub (`bool`, *optional*, defaults to `False`):
                 Whether to upload the model afterwards, to `repo_id` or a repository named like the folder.
+            self_contained (`bool`, *optional*):
+                Whether the code that loads the model is written along, for those who have not this package: they pass
+                `trust_remote_code=True`. By default as the model was loaded; a new one is without.
+            max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
+                Size above which weights and ranker are written as several files.
             kwargs:
                 Passed to [`~transformers.PreTrainedModel.save_pretrained`] or, with `push_to_hub`, to
-                [`~transformers.PreTrainedModel.push_to_hub`].
+                [`~XMCForTextClassification.push_to_hub`].
         """
-        hub_names = ("repo_id", "commit_message", "private", "create_pr", "commit_description", "tags")
-        hub_kwargs = {name: kwargs.pop(name) for name in hub_names if name in kwargs}
+        hub_kwargs = {name: kwargs.pop(name) for name in _PUSH_KWARGS if name in kwargs}
+        had_code = getattr(self.config, "auto_map", None) is not None
         if is_main_process:
-            self._save_parts(save_directory)
-        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+            self._save_parts(save_directory, max_shard_size)
+            remove_code(save_directory)
+        with self._config_without_code():
+            super().save_pretrained(
+                save_directory, is_main_process=is_main_process, max_shard_size=max_shard_size, **kwargs
+            )
+        if is_main_process and (had_code if self_contained is None else self_contained):
+            add_code(save_directory)
         if push_to_hub and is_main_process:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
             # The base class would upload only what itself has written.
-            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub_kwargs)
+            self.push_to_hub(
+                repo_id,
+                token=kwargs.get("token"),
+                self_contained=self_contained,
+                max_shard_size=max_shard_size,
+                **hub_kwargs,
+            )
+
+    def push_to_hub(self, repo_id: str, *, self_contained: bool | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        """
+        Uploads all files of the model, and a card where the repository has none.
+
+        Args:
+            repo_id (`str`):
+                Name of the repository, made where it is missing.
+            self_contained (`bool`, *optional*):
+                Whether the code that loads the model goes along, so that it can be used without this package. By
+                default it does.
+            kwargs:
+                `private`, `token`, `revision`, `create_pr`, `commit_message`, `commit_description`, `max_shard_size`
+                and `tags`, as in [`~transformers.PreTrainedModel.push_to_hub`].
+        """
+        if self._publish is None:
+            # Loaded from code of its own, and saved with it.
+            return super().push_to_hub(repo_id, **kwargs)
+        return self._publish(repo_id, self_contained=self_contained is not False, **kwargs)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -121,7 +167,21 @@ class XMCPreTrainedModel(PreTrainedModel):
         model._load_parts(pretrained_model_name_or_path, hub_kwargs)
         return loaded
 
-    def _save_parts(self, folder: str | os.PathLike) -> None:
+    @contextmanager
+    def _config_without_code(self) -> Iterator[None]:
+        """Hides what `config.json` said of code; `pipeline()` has put classes into it that cannot be written."""
+        entries = self.config.__dict__
+        hidden = {name: entries.pop(name) for name in CODE_ENTRIES if name in entries}
+        try:
+            yield
+        finally:
+            entries.update(hidden)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing: a model saves its code by itself (`runtime_code.py`), and all of it."""
+
+    def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes everything but the configuration and the weights, which come last and make the model complete."""
         required = ("labels", "label_tree") if self.encoder is not None else ("labels", "label_tree", "ranker")
         missing = [name for name in required if getattr(self, name) is None]
@@ -133,15 +193,20 @@ class XMCPreTrainedModel(PreTrainedModel):
         self.config.has_tfidf, self.config.has_ranker = self.tfidf is not None, self.ranker is not None
         self.config.ranker_has_own_tree = own_tree
         self._check_parts("The model")
-        for part in (self.labels, self.label_tree, self.ranker, self.tfidf, self.tokenizer):
+        for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer):
             if part is not None:
                 part.save_pretrained(folder)
+        if self.ranker is not None:
+            self.ranker.save_pretrained(folder, max_shard_size)
         if own_tree:
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
         # What another model has left in this folder would be published along.
-        unused = {TFIDF_FILE: self.tfidf, VOCABULARY_FILE: self.tfidf, RANKER_FILE: self.ranker}
-        stale = [name for name, part in unused.items() if part is None]
-        for name in stale if own_tree else [*stale, RANKER_TREE_FILE]:
+        stale = [] if own_tree else [RANKER_TREE_FILE]
+        if self.tfidf is None:
+            stale += [TFIDF_FILE, VOCABULARY_FILE]
+        if self.ranker is None:
+            stale += sharded_files(folder, RANKER_FILE)
+        for name in stale:
             if os.path.isfile(path := os.path.join(folder, name)):
                 os.unlink(path)
 
@@ -149,7 +214,8 @@ class XMCPreTrainedModel(PreTrainedModel):
         self.labels = _load_part(Labels, name_or_path, hub_kwargs)
         self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
         if self.encoder is not None:
-            self.tokenizer = _load_part(AutoTokenizer, name_or_path, hub_kwargs)
+            # With the configuration at hand: looking for it, transformers would ask again whether to trust its code.
+            self.tokenizer = _load_part(AutoTokenizer, name_or_path, {"config": self.config, **hub_kwargs})
         if self.config.has_tfidf:
             self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
         if self.config.has_ranker:

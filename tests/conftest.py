@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import numpy as np
 import pytest
 from datasets import Dataset
+from local_hub import LocalHub
 
 NUM_LABELS = 60
 NUM_FILLERS = 40
@@ -114,6 +116,14 @@ def encoder_arguments(folder: Path, method: str = "xr-transformer", **options: A
         "report_to": "none",
     }
     return XMCTrainingArguments(str(folder), **{**defaults, **SMALL_METHODS[method], **options})
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LocalHub]:
+    """A Hub on this machine, empty at first."""
+    hub = LocalHub()
+    yield hub
+    hub.close()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from conftest import make_documents, make_vectors
 
 from hf_xmc import XMCForTextClassification
-from hf_xmc.cli.main import main
+from hf_xmc.cli.main import COMMANDS, main
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_predict_vectors(vector_model_folder, tmp_path, capsys):
 
 
 def test_help_and_wrong_commands(capsys):
-    for command in (["--help"], ["train", "--help"], ["predict", "--help"], ["evaluate", "--help"]):
+    for command in (["--help"], *([name, "--help"] for name in COMMANDS)):
         with pytest.raises(SystemExit) as stop:
             main(command)
         assert stop.value.code == 0 and "hf-xmc" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import hf_xmc
 
 PACKAGE = Path(hf_xmc.__file__).parent
 # A part may import those below it: data and evaluation do not know each other.
-LEVELS = {"": 0, "data": 1, "evaluation": 1, "training": 2, "hub": 3, "cli": 4}
+LEVELS = {"": 0, "data": 1, "evaluation": 1, "hub": 2, "training": 3, "cli": 4}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

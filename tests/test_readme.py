@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from local_hub import LocalHub
 
 ROOT = Path(__file__).parents[1]
 HUB_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -19,34 +20,38 @@ def blocks(language: str) -> list[str]:
     return [code for kind, code in BLOCKS if kind == language]
 
 
-def run(command: list[str], folder: Path, **kwargs) -> str:
+def run(command: list[str], folder: Path, hub: LocalHub) -> str:
     # The commands are those of this environment, whether or not it is activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **hub.environment(folder / "home")}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False, **kwargs
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 
-def test_python_examples(tmp_path, tiny_encoder):
+def test_python_examples(tmp_path, tiny_encoder, hub):
     code = "\n".join(blocks("python"))
     assert len(blocks("python")) >= 4 and HUB_ENCODER in code
     # A small encoder in place of the one on the Hub.
-    output = run([sys.executable, "-c", code.replace(HUB_ENCODER, str(tiny_encoder))], tmp_path)
+    output = run([sys.executable, "-c", code.replace(HUB_ENCODER, str(tiny_encoder))], tmp_path, hub)
     assert re.search(r"P@1 0\.\d\d, nDCG@5 0\.\d\d", output)
     assert len(re.findall(r"^[01]\.\d\d \w", output, re.M)) == 3
     for folder in ("my-tagger", "my-transformer"):
         assert (tmp_path / folder / "ranker.safetensors").is_file()
+    assert hub.repos["me/my-transformer"].private
+    assert {"ranker.safetensors", "pipeline_xmc.py", "README.md"} <= hub.files("me/my-transformer").keys()
 
 
 @pytest.mark.parametrize("script", blocks("bash"))
-def test_shell_examples(script, tmp_path):
+def test_shell_examples(script, tmp_path, hub):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    output = run(["bash", "-euo", "pipefail", "-c", script], tmp_path)
+    output = run(["bash", "-euo", "pipefail", "-c", script], tmp_path, hub)
     assert (tmp_path / "sample-tagger" / "test_results.json").is_file()
     assert '{"labels": [{"label": ' in output
+    assert "P@1" in hub.files("me/sample-tagger")["README.md"].decode()
+    assert (tmp_path / "validation.json").is_file()
 
 
 def test_two_commands_are_shown():

@@ -13,6 +13,10 @@ COMMANDS = {
     "predict": "tag the documents of a file",
     "evaluate": "measure a model on documents with labels",
     "ensemble": "make one model of several",
+    "card": "write the card of a model",
+    "export": "copy a model together with the code that loads it",
+    "push": "upload a model to the Hub",
+    "push-dataset": "upload a data set to the Hub",
 }
 
 
@@ -24,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv (`Sequence[str]`, *optional*):
             Arguments; those of the process by default.
     """
-    commands = "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="hf-xmc",
         description="Extreme multi-label text classification.",
@@ -35,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     args = parser.parse_args(argv)
-    command = import_module(f"hf_xmc.cli.{args.command}")
+    command = import_module(f"hf_xmc.cli.{args.command.replace('-', '_')}")
     try:
         command.run(args.arguments)
     except BrokenPipeError:

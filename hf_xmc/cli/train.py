@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ..data import load_label_texts
+from ..hub.training_record import public_name
 from ..training.trainer import XMCTrainer
 from ..training.training_args import XMCTrainingArguments
 from .arguments import DataArguments, RecipeParser
@@ -37,6 +38,7 @@ def run(argv: Sequence[str]) -> None:
         eval_dataset=validation_dataset,
         label_texts=load_label_texts(data.dataset) if data.label_texts else None,
     )
+    trainer.card.record.dataset = public_name(data.dataset)
     resume: str | bool | None = args.resume_from_checkpoint
     trained = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
     print(f"The model is in {args.output_dir}.")
@@ -49,3 +51,7 @@ def run(argv: Sequence[str]) -> None:
             "training_seconds": trained.metrics["train_runtime"],
         }
         measure(trainer.model, eval_dataset, path, facts, ks=args.eval_ks, num_threads=args.num_threads)
+        trainer.create_model_card()
+    if args.push_to_hub:
+        done = trainer.push_to_hub()
+        print(f"It is at {done.commit_url}.")

@@ -108,6 +108,7 @@ def plot_by_frequency(
     axes.set_xticks(range(len(rows)), [f"{row['bucket']}\n{row['true_labels']:,} labels" for row in rows])
     axes.set_xlabel("training documents of a label, and how many such labels occur in the truth")
     axes.set_ylabel("%")
+    axes.set_xlim(-0.5, len(rows) - 0.5)
     axes.set_ylim(0, 100)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

@@ -23,6 +23,15 @@ LEVEL_FILE = "level_state.json"
 SHORTLIST_FILE = "shortlist.safetensors"
 # Written last by the trainer: a folder without it is no complete checkpoint.
 TRAINER_STATE_FILE = "trainer_state.json"
+# All of these, as patterns: what is in a checkpoint and not of the model.
+STATE_FILES = (
+    OPTIMIZER_FILE,
+    OPTIMIZER_GROUPS_FILE,
+    f"{RANDOM_FILE}_*",
+    LEVEL_FILE,
+    SHORTLIST_FILE,
+    TRAINER_STATE_FILE,
+)
 
 
 def save_optimizer(folder: str, state: dict[str, Any], scheduler: dict[str, Any]) -> None:

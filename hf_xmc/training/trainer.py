@@ -23,13 +23,11 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metr
 from ..configuration_xmc import XMCConfig
 from ..data import prepare_dataset
 from ..files import write_json
+from ..hub.publishing import PublishingMixin
+from ..hub.training_record import TRAINING_ARGS_FILE
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import padding_id
-from .checkpoints import (
-    LEVEL_FILE,
-    TRAINER_STATE_FILE,
-    last_checkpoint,
-)
+from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, last_checkpoint
 from .clustering import Progress
 from .embedding import TokenCollator
 from .encoder_training import EncoderRun
@@ -40,12 +38,10 @@ from .prediction import evaluate_level, evaluate_model, predict_batches
 from .progress import StageProgressCallback, Stages
 from .training_args import XMCTrainingArguments
 
-TRAINING_ARGS_FILE = "training_args.json"
-
 logger = logging.getLogger(__name__)
 
 
-class XMCTrainer(LevelTrainer):
+class XMCTrainer(PublishingMixin, LevelTrainer):
     """
     Trains extreme multi-label text classifiers.
 
@@ -90,6 +86,7 @@ class XMCTrainer(LevelTrainer):
     model: XMCForTextClassification
     control: TrainerControl
     state: TrainerState
+    _checkpoint_files = STATE_FILES
 
     def __init__(
         self,
@@ -122,6 +119,7 @@ class XMCTrainer(LevelTrainer):
         self.model.config.__dict__.pop("use_cache", None)
         # Linear methods have no epochs, and a 0 in every log line would tell nothing.
         self.state.epoch = None  # type: ignore[assignment]
+        self._watch_for_card()
         if not args.disable_tqdm:
             self._progress = StageProgressCallback()
             self.remove_callback(ProgressCallback)
@@ -161,6 +159,8 @@ class XMCTrainer(LevelTrainer):
         metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in stages.seconds.items()})
         self.log(dict(metrics))
+        self.card.finish(self.model)
+        self._update_card()
         if self.args.eval_strategy != "no":
             self.evaluate()
         return TrainOutput(self.state.global_step, output.training_loss, metrics)
@@ -299,6 +299,10 @@ class XMCTrainer(LevelTrainer):
         results = {f"{metric_key_prefix}_{name}": value for name, value in metrics.compute().items()}
         results.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
         self.log(dict(results))
+        if self._run is None:
+            self.card.add_evaluation(metric_key_prefix, dataset, metrics, time.time() - start)
+            if self.card.record.seconds is not None:  # trained here, so the model in `output_dir` is this one
+                self._update_card()
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, results)
         return results
 

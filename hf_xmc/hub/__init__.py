@@ -1,0 +1,1 @@
+"""Publishing: what a training leaves on record, model cards, self-contained copies, uploads."""

@@ -1,0 +1,114 @@
+"""Papers of the methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Paper:
+    """
+    What to cite for a method.
+
+    Args:
+        name (`str`): Name of the method as its authors write it.
+        key (`str`): Key of the BibTeX entry.
+        kind (`str`): Kind of the BibTeX entry.
+        fields (`dict[str, str]`): Its fields.
+    """
+
+    name: str
+    key: str
+    kind: str
+    fields: dict[str, str]
+
+    @property
+    def bibtex(self) -> str:
+        """The BibTeX entry."""
+        lines = [f"  {name} = {{{value}}}," for name, value in self.fields.items()]
+        return "\n".join([f"@{self.kind}{{{self.key},", *lines, "}"])
+
+
+def _conference(name: str, key: str, title: str, author: str, booktitle: str, year: int) -> Paper:
+    fields = {"title": title, "author": author, "booktitle": booktitle, "year": str(year)}
+    return Paper(name, key, "inproceedings", fields)
+
+
+def _article(name: str, key: str, title: str, author: str, journal: str, year: int) -> Paper:
+    return Paper(name, key, "article", {"title": title, "author": author, "journal": journal, "year": str(year)})
+
+
+PAPERS = {
+    "xr-transformer": _conference(
+        "XR-Transformer",
+        "zhang2021fast",
+        "Fast Multi-Resolution Transformer Fine-tuning for Extreme Multi-label Text Classification",
+        "Zhang, Jiong and Chang, Wei-Cheng and Yu, Hsiang-Fu and Dhillon, Inderjit S.",
+        "Advances in Neural Information Processing Systems",
+        2021,
+    ),
+    "x-transformer": _conference(
+        "X-Transformer",
+        "chang2020taming",
+        "Taming Pretrained Transformers for Extreme Multi-label Text Classification",
+        "Chang, Wei-Cheng and Yu, Hsiang-Fu and Zhong, Kai and Yang, Yiming and Dhillon, Inderjit S.",
+        "Proceedings of the 26th ACM SIGKDD International Conference on Knowledge Discovery and Data Mining",
+        2020,
+    ),
+    "lightxml": _conference(
+        "LightXML",
+        "jiang2021lightxml",
+        "LightXML: Transformer with Dynamic Negative Sampling for High-Performance Extreme Multi-label Text "
+        "Classification",
+        "Jiang, Ting and Wang, Deqing and Sun, Leilei and Yang, Huayi and Zhao, Zhengyang and Zhuang, Fuzhen",
+        "Proceedings of the AAAI Conference on Artificial Intelligence",
+        2021,
+    ),
+    "aplc-xlnet": _conference(
+        "APLC-XLNet",
+        "ye2020pretrained",
+        "Pretrained Generalized Autoregressive Model with Adaptive Probabilistic Label Clusters for Extreme "
+        "Multi-label Text Classification",
+        "Ye, Hui and Chen, Zhiyu and Wang, Da-Han and Davison, Brian D.",
+        "Proceedings of the 37th International Conference on Machine Learning",
+        2020,
+    ),
+    "xr-linear": _article(
+        "XR-Linear",
+        "yu2022pecos",
+        "PECOS: Prediction for Enormous and Correlated Output Spaces",
+        "Yu, Hsiang-Fu and Zhong, Kai and Zhang, Jiong and Chang, Wei-Cheng and Dhillon, Inderjit S.",
+        "Journal of Machine Learning Research",
+        2022,
+    ),
+    "parabel": _conference(
+        "Parabel",
+        "prabhu2018parabel",
+        "Parabel: Partitioned Label Trees for Extreme Classification with Application to Dynamic Search Advertising",
+        "Prabhu, Yashoteja and Kag, Anil and Harsola, Shrutendra and Agrawal, Rahul and Varma, Manik",
+        "Proceedings of the 2018 World Wide Web Conference",
+        2018,
+    ),
+    "bonsai": _article(
+        "Bonsai",
+        "khandagale2020bonsai",
+        "Bonsai: Diverse and Shallow Trees for Extreme Multi-label Classification",
+        "Khandagale, Sujay and Xiao, Han and Babbar, Rohit",
+        "Machine Learning",
+        2020,
+    ),
+    "dismec": _conference(
+        "DiSMEC",
+        "babbar2017dismec",
+        "DiSMEC: Distributed Sparse Machines for Extreme Multi-label Classification",
+        'Babbar, Rohit and Sch{\\"o}lkopf, Bernhard',
+        "Proceedings of the Tenth ACM International Conference on Web Search and Data Mining",
+        2017,
+    ),
+}
+
+
+def paper_of(method: str | None) -> Paper | None:
+    """The paper of a method, also of a variant such as `xr-transformer-ensemble`; `None` if there is none."""
+    matching = [name for name in PAPERS if method == name or (method or "").startswith(f"{name}-")]
+    return PAPERS[max(matching, key=len)] if matching else None

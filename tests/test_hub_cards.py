@@ -1,0 +1,235 @@
+"""Cards: what a training leaves on record, what the card says of it, and that it is true."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import encoder_arguments, make_documents, make_vectors
+from huggingface_hub import ModelCard
+
+from hf_xmc import XMCTrainer, XMCTrainingArguments
+from hf_xmc.cli.main import main
+from hf_xmc.hub.card_data import CardOptions, reported
+from hf_xmc.hub.citations import PAPERS, paper_of
+from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, write_model_card
+from hf_xmc.hub.training_plot import plot_training
+from hf_xmc.hub.training_record import TrainingRecord, public_name
+from hf_xmc.training.methods import METHODS
+
+ROOT = TEMPLATE.parents[2]
+
+
+def named(dataset, split):
+    """The documents as a split with a name."""
+    dataset._split = split
+    return dataset
+
+
+@pytest.fixture(scope="module", params=["linear", "encoder", "vectors"])
+def trained(request, tmp_path_factory):
+    """A trainer after training and evaluation, and what its evaluation said."""
+    folder = tmp_path_factory.mktemp(f"card-{request.param}")
+    if request.param == "encoder":
+        args = encoder_arguments(folder, save_strategy="no", logging_steps=2, heads_share=0.5)
+        trainer = XMCTrainer(str(request.getfixturevalue("tiny_encoder")), args, make_documents(200))
+    else:
+        make = make_documents if request.param == "linear" else make_vectors
+        args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1)
+        trainer = XMCTrainer(args=args, train_dataset=make(300))
+    trainer.train()
+    make = make_vectors if request.param == "vectors" else make_documents
+    metrics = trainer.evaluate(named(make(80, seed=1), "test"))
+    return request.param, folder, metrics
+
+
+def card_of(folder):
+    return ModelCard.load(folder / "README.md")
+
+
+def table_values(text):
+    """The numbers of the table of metrics by name: `{"P@1": 31.85}`."""
+    header, _, *rows = re.search(r"^\| % .*?(?=\n\n)", text, re.M | re.S)[0].splitlines()
+    ks = re.findall(r"@\d+", header)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {f"{row[0]}{k}": float(value) for row in cells for k, value in zip(ks, row[1:], strict=True)}
+
+
+def test_numbers_are_those_of_the_evaluation(trained):
+    kind, folder, metrics = trained
+    card = card_of(folder)
+    expected = {f"{name}@{k}": metrics[f"eval_{name}@{k}"] for name in ("P", "nDCG", "PSP") for k in (1, 3, 5)}
+    assert table_values(card.text) == {name: round(100 * value, 2) for name, value in expected.items()}
+    assert {result.metric_type: result.metric_value for result in card.data.eval_results} == expected
+    entries = yaml.safe_load((folder / EVAL_RESULTS_FILE).read_text())
+    assert {entry["dataset"]["task_id"]: entry["value"] for entry in entries} == expected
+    assert all(entry["notes"] == "split test" for entry in entries)
+    (evaluation,) = TrainingRecord.load(folder).evaluations
+    assert evaluation["split"] == "test" and evaluation["documents"] == 80
+    for row in evaluation["by_frequency"]:
+        assert f"| {row['bucket']} " in card.text
+
+
+def test_metadata(trained):
+    kind, folder, _ = trained
+    data = card_of(folder).data
+    method = "xr-transformer" if kind == "encoder" else "xr-linear"
+    assert {"hf-xmc", "extreme-text-classification", method} <= set(data.tags)
+    assert data.library_name == "hf_xmc" and data.pipeline_tag == "text-classification"
+    assert data.base_model is None and data.datasets is None  # both were no ids on the Hub
+    assert bool(data.get("widget")) == (kind != "vectors")
+    assert data.eval_results[0].dataset_split == "test"
+
+
+def test_what_the_text_says(trained):
+    kind, folder, _ = trained
+    text = card_of(folder).text
+    record = TrainingRecord.load(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert MARK in text and "**60 labels**" in text
+    assert " → ".join(map(str, config["level_sizes"])) in text
+    assert f"{record.seconds:,.1f} seconds on" in text and record.machine["processor"] in text
+    assert f"| training documents | {record.documents} |" in text
+    paper = PAPERS["xr-transformer" if kind == "encoder" else "xr-linear"]
+    assert paper.bibtex in text
+    assert str(folder.parent) not in (folder / "README.md").read_text()
+    assert (kind == "vectors") == (record.latency is None)
+    for name in ("label_frequency.png", "training.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in text
+
+
+def test_the_snippet_runs(trained, monkeypatch, capsys):
+    kind, folder, _ = trained
+    (code,) = re.findall(r"```python\n(.*?)```", card_of(folder).text, re.S)
+    monkeypatch.chdir(folder.parent)
+    exec(compile(code, "<card>", "exec"), {})
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^[01]\.\d\d label \d\d$", printed, re.M)) == 5 or kind == "vectors" and "[[(" in printed
+
+
+def test_levels_are_on_record(trained):
+    kind, folder, _ = trained
+    record = TrainingRecord.load(folder)
+    assert {entry["level"] for entry in record.levels} == ({1, 2, 3} if kind == "encoder" else set())
+    assert ("level 3 fine-tuning" in record.stages) == (kind == "encoder")
+    assert sum(record.stages.values()) <= record.seconds * 1.01
+    assert "ranker" in record.stages and record.versions["transformers"]
+
+
+def test_the_command_adds_what_no_file_knows(trained, tmp_path, capsys):
+    _, folder, metrics = trained
+    copy = shutil.copytree(folder, tmp_path / "model")
+    results = {"dataset": "/data/eurlex57k", "split": "dev", "documents": 7, "seconds": 1.0, "metrics": {"P@1": 0.25}}
+    (copy / "dev_results.json").write_text(json.dumps({"model": str(copy), **results}))
+    words = f"--name me/tagger --license cc-by-4.0 --language en fi --tags law --copy-to {tmp_path / 'cards'}".split()
+    assert main(["card", str(copy), *words, "--dataset", "me/data", "--base-model", "me/encoder"]) == 0
+    card = ModelCard.load(tmp_path / "cards" / "README.md")
+    assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "fi"] and "law" in card.data.tags
+    assert card.data.datasets == "me/data" and card.data.base_model == "me/encoder"
+    assert {result.dataset_name for result in card.data.eval_results} == {"me/data", "eurlex57k"}
+    assert (tmp_path / "cards" / "training.png").is_file()
+    assert "/data/eurlex57k" not in (copy / "README.md").read_text() + (copy / "training_record.json").read_text()
+
+
+def test_a_card_written_by_hand_stays(trained, tmp_path, capsys):
+    _, folder, _ = trained
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (copy / "README.md").write_text("---\nlicense: mit\n---\nMy own words.\n")
+    assert write_model_card(copy) is None
+    assert main(["card", str(copy)]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert "My own words." in (copy / "README.md").read_text()
+    assert main(["card", str(copy), "--overwrite"]) == 0
+    assert MARK in (copy / "README.md").read_text()
+
+
+def test_a_card_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, caplog):
+    args = XMCTrainingArguments(str(tmp_path), disable_tqdm=True, use_cpu=True, num_threads=1)
+    trainer = XMCTrainer(args=args, train_dataset=make_documents(100))
+
+    def fail(*args, **kwargs):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("hf_xmc.hub.publishing.write_model_card", fail)
+    trainer.train()
+    assert trainer.evaluate(make_documents(20, seed=1))["eval_P@1"] > 0
+    assert (tmp_path / "ranker.safetensors").is_file() and "the disk is full" in caplog.text
+
+
+def test_without_matplotlib_there_are_no_pictures(trained, tmp_path, monkeypatch):
+    _, folder, _ = trained
+    copy = shutil.copytree(folder, tmp_path / "model", ignore=shutil.ignore_patterns("*.png"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert write_model_card(copy) is not None
+    assert not list(copy.glob("*.png")) and ".png" not in (copy / "README.md").read_text()
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plot_training(TrainingRecord.load(copy), tmp_path / "plot.png")
+
+
+def test_a_model_without_a_record(model_folder, tmp_path):
+    copy = shutil.copytree(model_folder, tmp_path / "model")
+    for name in ("training_record.json", "training_args.json", "README.md"):
+        (copy / name).unlink()
+    text = write_model_card(copy, CardOptions(model_name="me/tagger")).read_text()
+    assert "Not measured yet." in text and "The training is not on record." in text
+    assert 'model="me/tagger"' in text and not (copy / EVAL_RESULTS_FILE).exists()
+
+
+@pytest.mark.parametrize("method", [*METHODS, "x-transformer", "lightxml", "aplc-xlnet"])
+def test_every_method_has_a_paper(method):
+    paper = paper_of(method)
+    assert re.fullmatch(r"@(inproceedings|article)\{\w+,\n(  \w+ = \{.+\},\n)+\}", paper.bibtex)
+    assert 2017 <= int(paper.fields["year"]) <= 2022
+
+
+def test_papers_of_variants_and_of_none():
+    assert paper_of("xr-transformer-ensemble") is PAPERS["xr-transformer"]
+    assert paper_of("x-transformer") is not PAPERS["xr-transformer"]
+    assert paper_of(None) is None and paper_of("other") is None
+
+
+@pytest.mark.parametrize(
+    "name, public",
+    [("me/data", "me/data"), ("/home/me/data", "data"), ("data", "data"), ("a/b/c", "c"), (None, None)],
+)
+def test_public_names(name, public):
+    assert public_name(name) == public
+
+
+def test_reported_metrics_are_those_measured():
+    assert reported({"P@1": 0.5, "R@1": 0.2, "nDCG@10": 0.3}) == {"P@1": 0.5}
+
+
+def test_an_evaluation_replaces_that_of_the_same_documents():
+    record = TrainingRecord(dataset="data")
+    for value in (0.1, 0.2):
+        record.add_evaluation({"split": "test", "metrics": {"P@1": value}})
+    record.add_evaluation({"split": "dev", "metrics": {"P@1": 0.3}})
+    assert [one["metrics"]["P@1"] for one in record.evaluations] == [0.2, 0.3]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "model_cards").glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_published_cards_are_whole(path):
+    card = ModelCard.load(path)
+    assert "extreme-text-classification" in card.data.tags and card.data.eval_results
+    values = {result.metric_type: round(100 * result.metric_value, 2) for result in card.data.eval_results}
+    assert table_values(card.text) == values
+    for picture in re.findall(r"\]\((\w+\.png)\)", card.text):
+        assert (path.parent / picture).is_file()
+
+
+def test_the_shown_template_is_the_one_in_use():
+    shown = ROOT / "model_cards" / "template.md"
+    assert shown.read_text() == TEMPLATE.read_text()
+
+
+def test_templates_are_in_the_package():
+    # A wheel takes along what is named in pyproject.toml, and nothing else.
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert '"hub/*.md"' in pyproject and "jinja2" in pyproject
+    assert subprocess.run([sys.executable, "-c", "import jinja2"], check=False).returncode == 0

@@ -1,0 +1,333 @@
+"""Publishing to and loading from a Hub, through the real client over loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import encoder_arguments, make_documents
+from hub_worker import Worker
+from local_hub import TOKEN
+
+from hf_xmc import LabelTree, XMCForTextClassification
+from hf_xmc.runtime_code import code_files
+
+TEXTS = ["topic07 word1 topic31", "topic59", ""]
+PARTS = ("model.safetensors", "label_tree.safetensors", "labels.json", "ranker.safetensors", "tfidf.safetensors")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def client(hub, home, tmp_path_factory):
+    """A process with the package, whose Hub is this one."""
+    worker = Worker(hub.environment(home), tmp_path_factory.mktemp("client") / "log")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def expected(model_folder):
+    return as_lists(XMCForTextClassification.from_pretrained(model_folder).predict(TEXTS, top_k=3))
+
+
+def as_lists(rows):
+    return [[list(pair) for pair in row] for row in rows]
+
+
+LOAD = """
+from hf_xmc import XMCForTextClassification
+result = XMCForTextClassification.from_pretrained(name, **options).predict(texts, top_k=3)
+"""
+PUSH = """
+from hf_xmc import XMCForTextClassification
+done = XMCForTextClassification.from_pretrained(source, **load).push_to_hub(name, **options)
+result = [done.oid, done.pr_url]
+"""
+COMMAND = """
+import contextlib, io
+from hf_xmc.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+    code = main(argv)
+result = [code, out.getvalue(), error.getvalue()]
+"""
+
+
+def load(client, name, **options):
+    return client.run(LOAD, name=str(name), options=options, texts=TEXTS)
+
+
+def push(client, source, name, load=None, **options):
+    return client.run(PUSH, source=str(source), name=name, load=load or {}, options=options)
+
+
+def command(client, *argv):
+    return client.run(COMMAND, argv=[str(part) for part in argv])
+
+
+@pytest.mark.parametrize("kind", ["linear", "encoder"])
+def test_pushed_downloaded_and_pushed_again(hub, client, request, kind):
+    folder = request.getfixturevalue({"linear": "model_folder", "encoder": "encoder_model_folder"}[kind])
+    push(client, folder, f"me/{kind}")
+    files = hub.files(f"me/{kind}")
+    assert {*PARTS, "config.json", "tfidf_vocab.txt", "README.md"} <= files.keys()
+    assert kind == "linear" or "tokenizer.json" in files
+    local = as_lists(XMCForTextClassification.from_pretrained(folder).predict(TEXTS, top_k=3))
+    assert load(client, f"me/{kind}") == local
+    push(client, f"me/{kind}", f"me/{kind}-again")
+    again = hub.files(f"me/{kind}-again")
+    assert all(again[name] == files[name] == (folder / name).read_bytes() for name in PARTS)
+
+
+def test_the_package_needs_no_flag(client, hub, model_folder, expected):
+    hub.add("me/plain", model_folder)
+    code = """
+import hf_xmc
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, pipeline
+result = []
+for name in ("me/linear", "me/plain"):
+    for task in ((), (hf_xmc.TASK,)):
+        for flag in ({}, {"trust_remote_code": True}):
+            tag = pipeline(*task, model=name, **flag)
+            assert type(tag) is hf_xmc.ExtremeTextClassificationPipeline, type(tag)
+            result.append([[[e["label"], e["score"]] for e in row] for row in tag(texts, top_k=3)])
+    assert type(AutoConfig.from_pretrained(name)) is hf_xmc.XMCConfig
+    for auto_class in (AutoModel, AutoModelForSequenceClassification):
+        assert type(auto_class.from_pretrained(name)) is hf_xmc.XMCForTextClassification
+    result.append([[[e["label"], e["score"]] for e in row] for row in hf_xmc.pipeline(name)(texts, top_k=3)])
+"""
+    assert client.run(code, texts=TEXTS) == [expected] * 10
+    with pytest.raises(RuntimeError, match=r"Call `pipeline\('extreme-text-classification', model=...\)`"):
+        client.run("from transformers import pipeline; pipeline('text-classification', model='me/linear')")
+
+
+def test_what_is_there_is_not_sent_again(hub, client, model_folder):
+    push(client, model_folder, "me/once")
+    commits = len(hub.repos["me/once"].branches["main"])
+    with hub.watched() as requests:
+        push(client, model_folder, "me/once")
+    assert not [request for request in requests if request.startswith("PUT") or "/commit/" in request]
+    assert len(hub.repos["me/once"].branches["main"]) == commits
+
+
+def test_an_interrupted_upload_goes_on(hub, client, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    model = XMCForTextClassification.from_pretrained(folder)
+    model.ranker.beam_size = 7  # other content than any upload before
+    model.save_pretrained(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    oid = hashlib.sha256((folder / "ranker.safetensors").read_bytes()).hexdigest()
+    hub.fail(r"POST .*/commit/main", 400)
+    with pytest.raises(RuntimeError, match=r"(?s)`me/interrupted` failed.*The model is as it was.*not sent twice"):
+        push(client, folder, "me/interrupted")
+    assert len(hub.repos["me/interrupted"].branches["main"]) == 1
+    with hub.watched() as requests:
+        push(client, folder, "me/interrupted")
+    assert oid in hub.blobs and not [request for request in requests if request.startswith("PUT")]
+    assert len(hub.repos["me/interrupted"].branches["main"]) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    # A server in trouble is asked again, also where it has done what it was asked to before it failed.
+    hub.fail(r"POST .*/commit/main", 503)
+    hub.fail(r"POST .*/commit/main", 503, done=True)
+    push(client, folder, "me/stumbling")
+    assert "ranker.safetensors" in hub.files("me/stumbling")
+    assert len(hub.repos["me/stumbling"].branches["main"]) == 2
+
+
+def test_revisions_subfolders_and_pull_requests(hub, client, model_folder, encoder_model_folder, expected):
+    push(client, model_folder, "me/branches")
+    first = hub.repos["me/branches"].commit("main").sha
+    push(client, encoder_model_folder, "me/branches", revision="next")
+    assert "tokenizer.json" in hub.files("me/branches", "next")
+    assert "tokenizer.json" not in hub.files("me/branches")
+    assert load(client, "me/branches") == load(client, "me/branches", revision=first) == expected
+    assert load(client, "me/branches", revision="next") != expected
+    _, url = push(client, encoder_model_folder, "me/branches", create_pr=True)
+    assert url.endswith("/me/branches/discussions/1") and "tokenizer.json" in hub.files("me/branches", "refs/pr/1")
+    assert load(client, "me/branches", revision="refs/pr/1") == load(client, "me/branches", revision="next")
+    repo = hub.add("me/nested", model_folder)
+    commit = repo.branches["main"][-1]
+    commit.files = {f"some/where/{name}": data for name, data in commit.files.items()}
+    assert load(client, "me/nested", subfolder="some/where") == expected
+
+
+def test_parts_of_an_earlier_model_do_not_stay(hub, client, model_folder, vector_model_folder, expected):
+    push(client, vector_model_folder, "me/replaced")
+    assert "tfidf.safetensors" not in hub.files("me/replaced")
+    push(client, model_folder, "me/replaced", max_shard_size="20KB")
+    shards = [name for name in hub.files("me/replaced") if name.startswith("ranker")]
+    assert len(shards) > 2 and "ranker.safetensors.index.json" in shards and "ranker.safetensors" not in shards
+    assert load(client, "me/replaced") == expected
+    push(client, model_folder, "me/replaced", self_contained=False)
+    assert [name for name in hub.files("me/replaced") if name.startswith("ranker")] == ["ranker.safetensors"]
+    assert not [name for name in hub.files("me/replaced") if name.endswith(".py")]
+    assert "auto_map" not in json.loads(hub.files("me/replaced")["config.json"])
+    assert load(client, "me/replaced") == expected
+
+
+def test_private_repositories_and_tokens(hub, client, model_folder, expected, tmp_path):
+    push(client, model_folder, "me/private", private=True)
+    assert hub.repos["me/private"].private and not hub.repos["me/linear"].private
+    assert load(client, "me/private", token=TOKEN) == load(client, "me/private") == expected
+    assert TOKEN in hub.tokens_seen
+    with pytest.raises(RuntimeError, match=r"(?s)me/private.*hf auth login"):
+        load(client, "me/private", token="hf_of_somebody_else", cache_dir=str(tmp_path))
+    for name in ("me/private", "you/new"):
+        with pytest.raises(RuntimeError, match=r"refuses the upload to `\w+/\w+` \(40[13]\).*pass a `token`"):
+            push(client, model_folder, name, token="hf_of_somebody_else")
+
+
+def test_gated_repositories(hub, client, model_folder):
+    hub.add("me/gated", model_folder, gated=True)
+    with pytest.raises(RuntimeError, match=r"(?s)me/gated.*(gated|restricted)"):
+        load(client, "me/gated", token="hf_of_somebody_else")
+
+
+def test_what_is_not_there(hub, client, model_folder):
+    hub.add("me/there", model_folder)
+    with pytest.raises(RuntimeError, match="me/nowhere is not a local folder"):
+        load(client, "me/nowhere")
+    with pytest.raises(RuntimeError, match="no-branch is not a valid git identifier"):
+        load(client, "me/there", revision="no-branch")
+    commit = hub.add("me/empty", model_folder).branches["main"][-1]
+    del commit.files["config.json"]
+    with pytest.raises(RuntimeError, match=r"`me/empty` has no file `config.json`"):
+        load(client, "me/empty")
+    for name, part in (("label_tree.safetensors", "LabelTree"), ("ranker.safetensors", "LinearRanker")):
+        commit = hub.add("me/incomplete", model_folder).branches["main"][-1]
+        del commit.files[name]
+        with pytest.raises(RuntimeError, match=rf"The {part} of the model `me/incomplete` cannot be loaded: .*{name}"):
+            load(client, "me/incomplete", revision=commit.sha)
+
+
+def test_a_tree_of_another_model(hub, client, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    LabelTree.flat(60).save_pretrained(folder)
+    hub.add("me/mixed", folder)
+    with pytest.raises(RuntimeError, match="different models"):
+        load(client, "me/mixed")
+
+
+def test_pickles_and_private_files_stay_here(hub, client, model_folder, tmp_path):
+    import torch
+
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    torch.save({"a": 1}, folder / "training_args.bin")
+    torch.save({"a": 1}, folder / "notes.dat")  # a pickle by its content
+    (folder / "checkpoint-5").mkdir()
+    (folder / "checkpoint-5" / "model.safetensors").write_bytes(b"")
+    (folder / ".cache").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    code, out, _ = command(client, "push", folder, "me/clean", "--license", "mit", "--message", "first")
+    assert code == 0 and "/me/clean/commit/" in out
+    files = hub.files("me/clean")
+    assert "notes.txt" in files and "pipeline_xmc.py" in files
+    assert not {"training_args.bin", "notes.dat", ".cache", "checkpoint-5/model.safetensors"} & files.keys()
+    card = files["README.md"].decode()
+    assert "license: mit" in card and 'model="me/clean"' in card
+    assert hub.repos["me/clean"].branches["main"][-1].title == "first"
+    assert str(tmp_path) not in "".join(
+        data.decode() for name, data in files.items() if name.endswith((".json", ".md"))
+    )
+
+
+def test_commands_explain_what_is_wrong(client, model_folder, tmp_path):
+    code, _, error = command(client, "push", tmp_path, "me/none")
+    assert code == 1 and "config.json" in error and "Traceback" not in error
+    code, _, error = command(client, "push", model_folder, "you/other", "--token", "hf_wrong")
+    assert code == 1 and "refuses" in error
+
+
+def test_push_a_dataset(hub, client, tmp_path):
+    for name, count in (("train", 40), ("test", 10)):
+        make_documents(count, seed=count).to_parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "labels.csv").write_text("label,text\nlabel 07,seven\n")
+    argv = ("push-dataset", tmp_path, "me/topics", "--label-texts", "--license", "cc0-1.0", "--language", "en")
+    code, _, error = command(client, *argv)
+    assert code == 0, error
+    files = hub.files("datasets/me/topics")
+    assert files.keys() == {"train.parquet", "test.parquet", "labels.parquet", "README.md"}
+    card = files["README.md"].decode()
+    assert "license: cc0-1.0" in card and "| `test` | 10 |" in card
+    read = """
+from datasets import load_dataset
+from hf_xmc import load_label_texts
+data = load_dataset("me/topics")
+result = [data["train"][:], data["test"][:], sorted(data)]
+"""
+    train, test, names = client.run(read)
+    assert (
+        names == ["test", "train"]
+        and train == make_documents(40, seed=40)[:]
+        and test == make_documents(10, seed=10)[:]
+    )
+
+
+def test_every_save_uploads_the_whole_model(hub, client, tiny_encoder, tmp_path):
+    make_documents(96).to_parquet(tmp_path / "train.parquet")
+    code = """
+import os
+from datasets import Dataset
+from hf_xmc import XMCTrainer, XMCTrainingArguments
+args = XMCTrainingArguments(**options)
+trainer = XMCTrainer(encoder, args, Dataset.from_parquet(data))
+trainer.train()
+trainer._finish_current_push()
+held = [name for name in os.listdir(args.output_dir) if name.startswith("_push")]
+trainer.push_to_hub(license="mit")
+result = held
+"""
+    wanted = encoder_arguments(tmp_path / "out").to_dict()
+    options = {
+        name: wanted[name]
+        for name in ("output_dir", "method", "level_indices", "level_negatives", "num_threads", "use_cpu", "report_to")
+    } | {"level_steps": [2], "save_steps": 2, "encoder_max_length": 16, "tree_branching": 4, "tree_max_leaf_size": 4}
+    options |= {"push_to_hub": True, "hub_strategy": "every_save", "hub_always_push": True, "disable_tqdm": True}
+    options |= {
+        "tree_clustering": "kmeans",
+        "tree_max_depth": 3,
+        "hub_model_id": "me/every-save",
+        "save_total_limit": 1,
+    }
+    held = client.run(code, options=options, encoder=str(tiny_encoder), data=str(tmp_path / "train.parquet"))
+    assert held == []
+    saves = [
+        commit for commit in hub.repos["me/every-save"].branches["main"] if "Training in progress" in commit.title
+    ]
+    assert [commit.title[-6:] for commit in saves] == ["step 2", "step 4", "step 6"]
+    for commit in saves:
+        assert {"labels.json", "label_tree.safetensors", "tfidf.safetensors", "tokenizer.json"} < commit.files.keys()
+        assert not [name for name in commit.files if name.startswith(("optimizer", "random_state", "checkpoint"))]
+    files = hub.files("me/every-save")
+    assert "ranker.safetensors" in files and "license: mit" in files["README.md"].decode()
+    assert str(tiny_encoder) not in files["config.json"].decode() + files["training_args.json"].decode()
+    assert len(load(client, "me/every-save")) == len(TEXTS)
+
+
+def test_without_network(hub, client, home, model_folder, expected, tmp_path):
+    # The cache of the client has `me/linear`; this process can reach no Hub.
+    environment = {**hub.environment(home), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
+    load(client, "me/linear")
+    offline = Worker(environment, tmp_path / "log")
+    try:
+        assert load(offline, "me/linear") == load(offline, model_folder) == expected
+        tagged = "import hf_xmc; result = hf_xmc.pipeline('me/linear')(texts[0], top_k=3)"
+        assert [entry["label"] for entry in offline.run(tagged, texts=TEXTS)] == [label for label, _ in expected[0]]
+        with pytest.raises(RuntimeError, match="couldn't connect"):
+            load(offline, "me/never")
+        code, _, error = command(offline, "push", model_folder, "me/linear")
+        assert code == 1 and "cannot be reached" in error and "is as it was" in error
+    finally:
+        offline.close()
+
+
+def test_the_code_of_a_model_is_what_its_pipeline_imports():
+    names = {path.name for path in code_files()}
+    assert {"pipeline_xmc.py", "modeling_xmc.py", "configuration_xmc.py", "kernels.py", "shards.py"} <= names
+    assert np.all([path.is_file() for path in code_files()])

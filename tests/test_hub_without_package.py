@@ -1,0 +1,103 @@
+"""A self-contained model where hf_xmc cannot be imported: the same labels and scores, from the code beside it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hub_worker import Worker
+
+from hf_xmc import XMCForTextClassification, pipeline
+from hf_xmc.hub.export import export_model
+from hf_xmc.runtime_code import code_files
+
+TEXTS = ["topic07 word1 topic31", "topic59 topic02", ""]
+TAG = """
+import sys
+from transformers import pipeline
+tag = pipeline(model=name, trust_remote_code=True)
+result = [tag(texts, top_k=3, batch_size=2), type(tag).__module__, type(tag.model).__module__]
+assert not [name for name in sys.modules if name.split(".")[0] == "hf_xmc"]
+"""
+
+
+@pytest.fixture(scope="module")
+def stranger(hub, tmp_path_factory):
+    """A process without the package."""
+    folder = tmp_path_factory.mktemp("stranger")
+    worker = Worker(hub.environment(folder / "home"), folder / "log", without_package=True)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module", params=["linear", "encoder"])
+def model(request):
+    """Name and folder of a model; a linear tagger and one with an encoder."""
+    name = {"linear": "model_folder", "encoder": "encoder_model_folder"}[request.param]
+    return request.param, request.getfixturevalue(name)
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / model[0]
+    files = export_model(model[1], folder)
+    assert {path.name for path in code_files()} < set(files)
+    return folder
+
+
+def test_the_package_cannot_be_imported_there(stranger):
+    with pytest.raises(RuntimeError, match="No module named 'hf_xmc'"):
+        stranger.run("import hf_xmc")
+
+
+def test_same_labels_and_scores(hub, stranger, model, exported, tmp_path):
+    kind, folder = model
+    # The linear tagger from the Hub, the other from its folder.
+    name = f"me/{kind}" if kind == "linear" else str(exported)
+    hub.add(f"me/{kind}", exported)
+    tagged, pipeline_module, model_module = stranger.run(TAG, name=name, texts=TEXTS)
+    assert tagged == pipeline(str(folder), top_k=3)(TEXTS)
+    assert pipeline_module.startswith("transformers_modules.") and model_module.startswith("transformers_modules.")
+    # Saved again from its own code, it is still whole.
+    save = """
+from transformers import AutoModelForSequenceClassification, pipeline
+pipeline(model=name, trust_remote_code=True).save_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(name, trust_remote_code=True)
+result = model.predict(texts[:1], top_k=3)
+"""
+    (rows,) = stranger.run(save, name=name, folder=str(tmp_path / "again"), texts=TEXTS)
+    assert [{"label": label, "score": score} for label, score in rows] == tagged[0]
+    parts = [path for path in exported.iterdir() if path.suffix in (".safetensors", ".py", ".txt")]
+    for path in (*parts, exported / "config.json", exported / "labels.json"):
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_without_trust_nothing_is_run(hub, stranger, model, exported):
+    hub.add("me/untrusted", exported)
+    code = "from transformers import pipeline; pipeline(model=name, trust_remote_code=False)"
+    with pytest.raises(RuntimeError, match="trust_remote_code=True"):
+        stranger.run(code, name="me/untrusted")
+
+
+def test_the_copy_and_its_original(model, exported):
+    _, folder = model
+    assert "auto_map" not in json.loads((folder / "config.json").read_text())
+    config = json.loads((exported / "config.json").read_text())
+    assert config["auto_map"]["AutoModel"] == "pipeline_xmc.XMCForTextClassification"
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export_model(folder, exported)
+    with pytest.raises(FileNotFoundError, match="holds no saved model"):
+        export_model(exported.parent, exported.parent / "other")
+
+
+def test_saving_with_and_without_code(model, exported, tmp_path):
+    kept = XMCForTextClassification.from_pretrained(exported)
+    kept.save_pretrained(tmp_path)
+    assert (tmp_path / "pipeline_xmc.py").is_file()
+    assert (tmp_path / "config.json").read_text() == (exported / "config.json").read_text()
+    kept.save_pretrained(tmp_path, self_contained=False)
+    assert not list(tmp_path.glob("*.py"))
+    assert not {"auto_map", "custom_pipelines"} & json.loads((tmp_path / "config.json").read_text()).keys()
+    XMCForTextClassification.from_pretrained(tmp_path).save_pretrained(tmp_path, self_contained=True)
+    assert {path.name for path in tmp_path.glob("*.py")} == {path.name for path in code_files()}
+    assert pipeline(str(tmp_path))(TEXTS[0], top_k=2) == pipeline(str(exported))(TEXTS[0], top_k=2)
