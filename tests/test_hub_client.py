@@ -310,6 +310,7 @@ result = held
     assert len(load(client, "me/every-save")) == len(TEXTS)
 
 
+@pytest.mark.slow
 def test_without_network(hub, client, home, model_folder, expected, tmp_path):
     # The cache of the client has `me/linear`; this process can reach no Hub.
     environment = {**hub.environment(home), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}

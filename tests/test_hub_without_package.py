@@ -50,6 +50,7 @@ def test_the_package_cannot_be_imported_there(stranger):
         stranger.run("import hf_xmc")
 
 
+@pytest.mark.slow  # the loops of each model's own code are compiled
 def test_same_labels_and_scores(hub, stranger, model, exported, tmp_path):
     kind, folder = model
     # The linear tagger from the Hub, the other from its folder.
