@@ -96,7 +96,8 @@ def test_vectors_are_kept_for_a_later_run(train, tmp_path, monkeypatch):
     )
     for run in ("first", "second"):
         train(folder=tmp_path / run, level_steps=[2], embedding_cache=str(tmp_path / "cache"))
-    assert calls == [160] * 4  # before each level and for the ranker; the second run finds them all
+    # Before each level and for the ranker; the second run finds them all. Single documents are timed for the card.
+    assert [count for count in calls if count > 1] == [160] * 4
     assert_same_model(tmp_path / "first", tmp_path / "second")
 
 
