@@ -10,6 +10,7 @@ from hub_worker import Worker
 from hf_xmc import XMCForTextClassification, pipeline
 from hf_xmc.hub.export import export_model
 from hf_xmc.runtime_code import code_files
+from hf_xmc.training.methods import ENCODER_METHODS
 
 TEXTS = ["topic07 word1 topic31", "topic59 topic02", ""]
 TAG = """
@@ -102,3 +103,13 @@ def test_saving_with_and_without_code(model, exported, tmp_path):
     XMCForTextClassification.from_pretrained(tmp_path).save_pretrained(tmp_path, self_contained=True)
     assert {path.name for path in tmp_path.glob("*.py")} == {path.name for path in code_files()}
     assert pipeline(str(tmp_path))(TEXTS[0], top_k=2) == pipeline(str(exported))(TEXTS[0], top_k=2)
+
+
+@pytest.mark.parametrize("method", [method for method in ENCODER_METHODS if method != "xr-transformer"])
+def test_every_method(stranger, train, tmp_path, method):
+    train(method=method, folder=tmp_path / "trained", level_steps=[2], save_strategy="no")
+    # All of one name: transformers takes the same code under the same name for the same, and compiles it once.
+    export_model(tmp_path / "trained", tmp_path / "exported")
+    tagged, _, model_module = stranger.run(TAG, name=str(tmp_path / "exported"), texts=TEXTS)
+    assert tagged == pipeline(str(tmp_path / "trained"), top_k=3, batch_size=2)(TEXTS)
+    assert model_module.startswith("transformers_modules.")
