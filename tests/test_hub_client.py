@@ -290,9 +290,13 @@ def test_pickles_and_private_files_stay_here(hub, client, model_folder, tmp_path
     )
 
 
-def test_commands_explain_what_is_wrong(client, model_folder, tmp_path):
+def test_commands_explain_what_is_wrong(client, model_folder, tiny_encoder, tmp_path):
     code, _, error = command(client, "push", tmp_path, "me/none")
     assert code == 1 and "config.json" in error and "Traceback" not in error
+    for argv in (("push", tiny_encoder, "me/none"), ("export", tiny_encoder, tmp_path / "copy")):
+        code, _, error = command(client, *argv)
+        assert code == 1 and "a model of the type 'bert', which is none of hf_xmc's" in error
+    assert not (tmp_path / "copy").exists()
     code, _, error = command(client, "push", model_folder, "you/other", "--token", "hf_wrong")
     assert code == 1 and "refuses" in error
 
