@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers import pipeline as make_pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_xmc import TASK, RegisteredTask, XMCConfig
+from .configuration_xmc import TASK, RegisteredTask, SelfContainedConfig, XMCConfig
 from .ensemble_xmc import XMCEnsemble, XMCEnsembleConfig
 from .modeling_xmc import XMCForTextClassification
 from .pipeline_xmc import ExtremeTextClassificationPipeline
+from .self_contained import SelfContainedModel
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _publish(model: XMCForTextClassification, repo_id: str, **options: Any) -> Any:
+def _publish(model: SelfContainedModel, repo_id: str, **options: Any) -> Any:
     """Uploads a model; what that needs is imported only then."""
     return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
 
@@ -106,8 +107,8 @@ def _register() -> None:
             auto_class.register(config_class, model_class, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
-    XMCForTextClassification._publish = _publish
-    XMCConfig.custom_pipelines = RegisteredTask({TASK: {}})
+    SelfContainedModel._publish = _publish
+    SelfContainedConfig.custom_pipelines = RegisteredTask({TASK: {}})
 
 
 _register()

@@ -10,7 +10,21 @@ from transformers.configuration_utils import SubConfigSpec
 TASK = "extreme-text-classification"
 
 
-class XMCConfig(PreTrainedConfig):
+class SelfContainedConfig(PreTrainedConfig):
+    """Base class of configurations: what code may be beside `config.json` (`runtime_code.py`)."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Completes the configuration; the code of a pipeline beside `config.json` counts only without the package."""
+        if hasattr(type(self), "custom_pipelines"):
+            kwargs.pop("custom_pipelines", None)
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: a model saves its code by itself (`runtime_code.py`), and all of it."""
+
+
+class XMCConfig(SelfContainedConfig):
     """
     What a model is made of and how it predicts by default.
 
@@ -103,16 +117,6 @@ class XMCConfig(PreTrainedConfig):
     vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Completes the configuration; the code of a pipeline beside `config.json` counts only without the package."""
-        if hasattr(type(self), "custom_pipelines"):
-            kwargs.pop("custom_pipelines", None)
-        super().__post_init__(**kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Does nothing: a model saves its code by itself (`runtime_code.py`), and all of it."""
 
 
 class RegisteredTask(dict):

@@ -11,20 +11,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
+from .configuration_xmc import SelfContainedConfig
 from .features import Features
 from .files import check_model_type
 from .labels import Labels
 from .modeling_xmc import XMCForTextClassification
 from .outputs import XMCOutput
 from .pretrained_xmc import HUB_KWARGS
+from .self_contained import SelfContainedModel
+from .shards import MAX_SHARD_SIZE
 from .tagging import TextTagger
 
 COMBINATIONS = ("scores", "ranks")
 
 
-class XMCEnsembleConfig(PreTrainedConfig):
+class XMCEnsembleConfig(SelfContainedConfig):
     """
     What an ensemble is made of and how it predicts by default.
 
@@ -72,7 +74,7 @@ class MemberFeatures:
         return len(self.members[0])
 
 
-class XMCEnsemble(TextTagger, PreTrainedModel):
+class XMCEnsemble(TextTagger, SelfContainedModel):
     """
     Tags text with the labels on which several models agree most.
 
@@ -245,35 +247,18 @@ class XMCEnsemble(TextTagger, PreTrainedModel):
 
     # ---- Files ----
 
-    def save_pretrained(  # type: ignore[override]
-        self,
-        save_directory: str | os.PathLike,
-        is_main_process: bool = True,
-        push_to_hub: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """
-        Writes all models, each into its subfolder, and last the configuration.
-
-        Args:
-            save_directory (`str` or `os.PathLike`):
-                Folder, made where it is missing.
-            is_main_process (`bool`, *optional*, defaults to `True`):
-                Only the main process writes.
-            push_to_hub (`bool`, *optional*, defaults to `False`):
-                Whether to upload the ensemble afterwards, to `repo_id` or a repository named like the folder.
-            kwargs:
-                Passed to [`~XMCForTextClassification.save_pretrained`] of each model, or `repo_id` and `token`.
-        """
-        if not is_main_process:
-            return
-        repo_id = kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
+    def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
+        """Writes all models, each into its subfolder; the code of the ensemble loads them as well."""
         for name, member in zip(self.config.members or (), self.models, strict=True):
-            member.save_pretrained(os.path.join(save_directory, name), **kwargs)
-        self.config.architectures = [type(self).__name__]
-        self.config.save_pretrained(save_directory)
-        if push_to_hub:
-            self.push_to_hub(repo_id, token=kwargs.get("token"))
+            member.save_pretrained(os.path.join(folder, name), self_contained=False, max_shard_size=max_shard_size)
+
+    def _save_weights(  # type: ignore[override]
+        self, folder: str | os.PathLike, is_main_process: bool, max_shard_size: int | str, token: Any = None
+    ) -> None:
+        """Writes the configuration; the ensemble has no weights beside those of its models."""
+        if is_main_process:
+            self.config.architectures = [type(self).__name__]
+            self.config.save_pretrained(folder)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -297,6 +282,7 @@ class XMCEnsemble(TextTagger, PreTrainedModel):
         if not isinstance(config, XMCEnsembleConfig):
             check_model_type(pretrained_model_name_or_path, XMCEnsembleConfig.model_type, **hub_kwargs)
             config = XMCEnsembleConfig.from_pretrained(pretrained_model_name_or_path, **hub_kwargs)
+        config.name_or_path = pretrained_model_name_or_path
         above = kwargs.pop("subfolder", None) or ""
         members = [
             XMCForTextClassification.from_pretrained(

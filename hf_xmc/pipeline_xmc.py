@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
-# The configuration is asked of this module, too, where a model's own code is used.
+# Configurations and ensembles are asked of this module, too, where a model's own code is used.
 from .configuration_xmc import XMCConfig as XMCConfig
+from .ensemble_xmc import XMCEnsemble as XMCEnsemble
+from .ensemble_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .modeling_xmc import XMCForTextClassification, XMCOutput
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 from transformers import initialization as init
 
 from .configuration_xmc import XMCConfig
@@ -18,17 +16,16 @@ from .heads import LevelHead
 from .label_tree import LabelTree
 from .labels import Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
-from .runtime_code import CODE_ENTRIES, add_code, remove_code
+from .self_contained import SelfContainedModel
 from .shards import MAX_SHARD_SIZE, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
 
 HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
-_PUSH_KWARGS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
-class XMCPreTrainedModel(PreTrainedModel):
+class XMCPreTrainedModel(SelfContainedModel):
     """
     Base class: the parts of a model beside its weights, and the files of all of them.
 
@@ -43,9 +40,6 @@ class XMCPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
-
-    # What uploads a model, with its card; set by the package. Code that travels with a model has the base class's way.
-    _publish: ClassVar[Callable[..., Any] | None] = None
 
     anchor: nn.Parameter
     encoder: nn.Module | None
@@ -72,75 +66,6 @@ class XMCPreTrainedModel(PreTrainedModel):
         config: Any = self.config.encoder_config
         return self.config.pooling_layers * config.get_text_config().hidden_size
 
-    def save_pretrained(  # type: ignore[override]
-        self,
-        save_directory: str | os.PathLike,
-        is_main_process: bool = True,
-        push_to_hub: bool = False,
-        self_contained: bool | None = None,
-        max_shard_size: int | str = MAX_SHARD_SIZE,
-        **kwargs: Any,
-    ) -> None:
-        """
-        Writes all files of the model. The folder it was loaded from is a good place, too.
-
-        Args:
-            save_directory (`str` or `os.PathLike`):
-                Folder, made where it is missing.
-            is_main_process (`bool`, *optional*, defaults to `True`):
-                Only the main process writes.
-            push_to_hub (`bool`, *optional*, defaults to `False`):
-                Whether to upload the model afterwards, to `repo_id` or a repository named like the folder.
-            self_contained (`bool`, *optional*):
-                Whether the code that loads the model is written along, for those who have not this package: they pass
-                `trust_remote_code=True`. By default as the model was loaded; a new one is without.
-            max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
-                Size above which weights and ranker are written as several files.
-            kwargs:
-                Passed to [`~transformers.PreTrainedModel.save_pretrained`] or, with `push_to_hub`, to
-                [`~XMCForTextClassification.push_to_hub`].
-        """
-        hub_kwargs = {name: kwargs.pop(name) for name in _PUSH_KWARGS if name in kwargs}
-        had_code = getattr(self.config, "auto_map", None) is not None
-        if is_main_process:
-            self._save_parts(save_directory, max_shard_size)
-            remove_code(save_directory)
-        with self._config_without_code():
-            super().save_pretrained(
-                save_directory, is_main_process=is_main_process, max_shard_size=max_shard_size, **kwargs
-            )
-        if is_main_process and (had_code if self_contained is None else self_contained):
-            add_code(save_directory)
-        if push_to_hub and is_main_process:
-            repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
-            # The base class would upload only what itself has written.
-            self.push_to_hub(
-                repo_id,
-                token=kwargs.get("token"),
-                self_contained=self_contained,
-                max_shard_size=max_shard_size,
-                **hub_kwargs,
-            )
-
-    def push_to_hub(self, repo_id: str, *, self_contained: bool | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        """
-        Uploads all files of the model, and a card where the repository has none.
-
-        Args:
-            repo_id (`str`):
-                Name of the repository, made where it is missing.
-            self_contained (`bool`, *optional*):
-                Whether the code that loads the model goes along, so that it can be used without this package. By
-                default it does.
-            kwargs:
-                `private`, `token`, `revision`, `create_pr`, `commit_message`, `commit_description`, `max_shard_size`
-                and `tags`, as in [`~transformers.PreTrainedModel.push_to_hub`].
-        """
-        if self._publish is None:
-            # Loaded from code of its own, and saved with it.
-            return super().push_to_hub(repo_id, **kwargs)
-        return self._publish(repo_id, self_contained=self_contained is not False, **kwargs)
-
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
@@ -166,20 +91,6 @@ class XMCPreTrainedModel(PreTrainedModel):
         model.anchor.requires_grad_(False)  # loading makes a new parameter of it
         model._load_parts(pretrained_model_name_or_path, hub_kwargs)
         return loaded
-
-    @contextmanager
-    def _config_without_code(self) -> Iterator[None]:
-        """Hides what `config.json` said of code; `pipeline()` has put classes into it that cannot be written."""
-        entries = self.config.__dict__
-        hidden = {name: entries.pop(name) for name in CODE_ENTRIES if name in entries}
-        try:
-            yield
-        finally:
-            entries.update(hidden)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Does nothing: a model saves its code by itself (`runtime_code.py`), and all of it."""
 
     def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes everything but the configuration and the weights, which come last and make the model complete."""

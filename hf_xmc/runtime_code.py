@@ -16,11 +16,10 @@ from .files import atomic_write, read_json, write_json
 # All classes are asked of one module: transformers gives each module that it is asked for, with what that imports, a
 # place of its own, and there would be three copies of every class.
 _ENTRY = "pipeline_xmc"
-_MODEL_CLASS = f"{_ENTRY}.XMCForTextClassification"
-_AUTO_MAP = {
-    "AutoConfig": f"{_ENTRY}.XMCConfig",
-    "AutoModel": _MODEL_CLASS,
-    "AutoModelForSequenceClassification": _MODEL_CLASS,
+# Classes of configuration and model by the type in `config.json`.
+CLASSES = {
+    "hf-xmc": ("XMCConfig", "XMCForTextClassification"),
+    "hf-xmc-ensemble": ("XMCEnsembleConfig", "XMCEnsemble"),
 }
 CODE_ENTRIES = ("auto_map", "custom_pipelines")
 _CUSTOM_PIPELINES = {
@@ -36,7 +35,13 @@ def code_files() -> list[Path]:
 
 def with_code(config: dict[str, Any]) -> dict[str, Any]:
     """The content of a `config.json` with the entries that point to the code beside it."""
-    return dict(sorted({**config, "auto_map": _AUTO_MAP, "custom_pipelines": _CUSTOM_PIPELINES}.items()))
+    config_class, model_class = (f"{_ENTRY}.{name}" for name in CLASSES[config["model_type"]])
+    auto_map = {
+        "AutoConfig": config_class,
+        "AutoModel": model_class,
+        "AutoModelForSequenceClassification": model_class,
+    }
+    return dict(sorted({**config, "auto_map": auto_map, "custom_pipelines": _CUSTOM_PIPELINES}.items()))
 
 
 def add_code(folder: str | os.PathLike) -> None:

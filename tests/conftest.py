@@ -191,6 +191,34 @@ def encoder_model_folder(documents: Dataset, tiny_encoder: Path, tmp_path_factor
 
 
 @pytest.fixture(scope="session")
+def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a linear tagger of the same labels as `model_folder` and of other features. Read only."""
+    from hf_xmc import XMCTrainer, XMCTrainingArguments
+
+    folder = tmp_path_factory.mktemp("other-model")
+    options: dict[str, Any] = {"method": "parabel", "tfidf_analyzer": "char_wb", "tfidf_ngram_range": [2, 3]}
+    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, **options)
+    XMCTrainer(args=args, train_dataset=make_documents(300, seed=9)).train()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ensemble_folder(
+    model_folder: Path,
+    other_model_folder: Path,
+    encoder_model_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Folder of an ensemble of three models. Its files may be written again, as they are."""
+    from hf_xmc import XMCEnsemble
+
+    folder = tmp_path_factory.mktemp("ensemble")
+    members = [model_folder, other_model_folder, encoder_model_folder]
+    XMCEnsemble.from_members(members, weights=[2, 1, 1]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def few() -> Dataset:
     """Fewer documents than `documents`: ten batches of 16 or five of 32."""
     return make_documents(160, seed=7)

@@ -13,7 +13,7 @@ from conftest import OFFLINE, make_documents, make_vectors
 from datasets import Dataset
 from transformers import AutoConfig, AutoModel, pipeline
 
-from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification, XMCTrainer, XMCTrainingArguments
+from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification
 from hf_xmc.cli.main import main
 from hf_xmc.ensemble_xmc import combine_members
 from hf_xmc.training.ensemble import choose_weights, make_ensemble
@@ -23,25 +23,8 @@ TEXTS = [*make_documents(20, seed=11)["text"], ""]
 
 
 @pytest.fixture(scope="module")
-def other_folder(tmp_path_factory):
-    """Folder of a model of the same labels and of other features."""
-    folder = tmp_path_factory.mktemp("other")
-    options = {"method": "parabel", "tfidf_analyzer": "char_wb", "tfidf_ngram_range": [2, 3]}
-    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, **options)
-    XMCTrainer(args=args, train_dataset=make_documents(300, seed=9)).train()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folders(model_folder, other_folder, encoder_model_folder):
-    return [model_folder, other_folder, encoder_model_folder]
-
-
-@pytest.fixture(scope="module")
-def ensemble_folder(folders, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ensemble")
-    XMCEnsemble.from_members(folders, weights=[2, 1, 1]).save_pretrained(folder)
-    return folder
+def folders(model_folder, other_model_folder, encoder_model_folder):
+    return [model_folder, other_model_folder, encoder_model_folder]
 
 
 # ---- Averaging ----

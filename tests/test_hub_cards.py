@@ -13,7 +13,7 @@ import yaml
 from conftest import encoder_arguments, make_documents, make_vectors
 from huggingface_hub import ModelCard
 
-from hf_xmc import XMCTrainer, XMCTrainingArguments
+from hf_xmc import XMCEnsemble, XMCTrainer, XMCTrainingArguments
 from hf_xmc.cli.main import main
 from hf_xmc.hub.card_data import CardOptions, reported
 from hf_xmc.hub.citations import PAPERS, paper_of
@@ -50,6 +50,13 @@ def trained(request, tmp_path_factory):
 
 def card_of(folder):
     return ModelCard.load(folder / "README.md")
+
+
+def run_snippet(folder, monkeypatch):
+    """Runs the Python code of a card."""
+    (code,) = re.findall(r"```python\n(.*?)```", card_of(folder).text, re.S)
+    monkeypatch.chdir(folder.parent)
+    exec(compile(code, "<card>", "exec"), {})
 
 
 def table_values(text):
@@ -105,9 +112,7 @@ def test_what_the_text_says(trained):
 
 def test_the_snippet_runs(trained, monkeypatch, capsys):
     kind, folder, _ = trained
-    (code,) = re.findall(r"```python\n(.*?)```", card_of(folder).text, re.S)
-    monkeypatch.chdir(folder.parent)
-    exec(compile(code, "<card>", "exec"), {})
+    run_snippet(folder, monkeypatch)
     printed = capsys.readouterr().out
     assert len(re.findall(r"^[01]\.\d\d label \d\d$", printed, re.M)) == 5 or kind == "vectors" and "[[(" in printed
 
@@ -178,6 +183,35 @@ def test_a_model_without_a_record(model_folder, tmp_path):
     text = write_model_card(copy, CardOptions(model_name="me/tagger")).read_text()
     assert "Not measured yet." in text and "The training is not on record." in text
     assert 'model="me/tagger"' in text and not (copy / EVAL_RESULTS_FILE).exists()
+
+
+def test_the_card_of_an_ensemble(ensemble_folder, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(ensemble_folder, tmp_path / "three-as-one")
+    for name, encoder in (("member-1", "me/small"), ("member-3", "me/large")):
+        (copy / name / "training_args.json").write_text(json.dumps({"encoder_name": encoder}))
+    results = {"dataset": "me/data", "split": "test", "documents": 7, "seconds": 1.0, "metrics": {"P@1": 0.25}}
+    (copy / "test_results.json").write_text(json.dumps(results))
+    assert main(["card", str(copy), "--license", "mit"]) == 0
+    card = card_of(copy)
+    tags = {"hf-xmc", "extreme-text-classification", "ensemble", "xr-linear", "parabel", "xr-transformer"}
+    assert tags <= set(card.data.tags) and card.data.base_model == ["me/small", "me/large"]
+    assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("P@1", 0.25)]
+    assert "**60 labels**" in card.text and "| models | 3, the weighted mean of their scores |" in card.text
+    assert "| `member-1` | XR-Linear, encoder me/small | 0.5 |" in card.text
+    assert "| `member-2` | Parabel | 0.25 |" in card.text
+    assert all(PAPERS[name].bibtex in card.text for name in ("xr-linear", "parabel", "xr-transformer"))
+    run_snippet(copy, monkeypatch)
+    assert len(re.findall(r"^[01]\.\d\d label \d\d$", capsys.readouterr().out, re.M)) == 5
+
+
+def test_the_card_of_an_ensemble_of_vectors(vector_model_folder, tmp_path, monkeypatch, capsys):
+    XMCEnsemble.from_members([vector_model_folder] * 2, combine="ranks").save_pretrained(tmp_path / "pair")
+    assert (
+        "| models | 2, the weighted mean of their reciprocal ranks |"
+        in write_model_card(tmp_path / "pair").read_text()
+    )
+    run_snippet(tmp_path / "pair", monkeypatch)
+    assert "[[(" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", [*METHODS, "x-transformer", "lightxml", "aplc-xlnet"])

@@ -12,7 +12,7 @@ from conftest import encoder_arguments, make_documents
 from hub_worker import Worker
 from local_hub import TOKEN
 
-from hf_xmc import LabelTree, XMCForTextClassification
+from hf_xmc import LabelTree, XMCEnsemble, XMCForTextClassification
 from hf_xmc.runtime_code import code_files
 
 TEXTS = ["topic07 word1 topic31", "topic59", ""]
@@ -65,6 +65,17 @@ def load(client, name, **options):
 
 def push(client, source, name, load=None, **options):
     return client.run(PUSH, source=str(source), name=name, load=load or {}, options=options)
+
+
+def tag_with(client, name):
+    """What the pipeline says that `transformers` itself chooses."""
+    code = """
+import hf_xmc
+from transformers import pipeline
+rows = pipeline(model=name)(texts, top_k=3, batch_size=len(texts))
+result = [[[entry["label"], entry["score"]] for entry in row] for row in rows]
+"""
+    return client.run(code, name=name, texts=TEXTS)
 
 
 def command(client, *argv):
@@ -171,6 +182,48 @@ def test_parts_of_an_earlier_model_do_not_stay(hub, client, model_folder, vector
     assert load(client, "me/replaced") == expected
 
 
+def test_ensembles(hub, client, ensemble_folder, model_folder, tmp_path):
+    repo = hub.add("me/ensemble", model_folder)  # a single model was there before
+    commits = len(repo.branches["main"])
+    folder = shutil.copytree(ensemble_folder, tmp_path / "three")
+    members = ("member-1", "member-2", "member-3")
+    for name in members:
+        shutil.copyfile(model_folder / "training_args.json", folder / name / "training_args.json")
+    arguments = json.loads((folder / "member-3" / "training_args.json").read_text())
+    (folder / "member-3" / "training_args.json").write_text(json.dumps({**arguments, "encoder_name": str(tmp_path)}))
+    (folder / "ensemble.json").write_text(json.dumps({"models": [str(tmp_path / "a"), "me/b", "me/c"]}))
+    (folder / "member-4").mkdir()  # left over from a larger one
+    (folder / "member-4" / "labels.json").write_text("{}")
+    code, _, error = command(client, "push", folder, "me/ensemble", "--license", "mit")
+    assert code == 0, error
+    assert len(repo.branches["main"]) == commits + 1
+    files = hub.files("me/ensemble")
+    for name in members:
+        assert {f"{name}/{part}" for part in PARTS} <= files.keys()
+        assert not {"auto_map", "custom_pipelines"} & json.loads(files[f"{name}/config.json"]).keys()
+    assert "member-3/tokenizer.json" in files and "pipeline_xmc.py" in files
+    assert not [name for name in files if name.startswith("member-") and name.endswith(".py")]
+    assert not {*PARTS, "member-4/labels.json"} & files.keys()
+    assert json.loads(files["config.json"])["auto_map"]["AutoModel"] == "pipeline_xmc.XMCEnsemble"
+    texts = "".join(data.decode() for name, data in files.items() if name.endswith((".json", ".md")))
+    assert str(tmp_path.parent) not in texts and str(model_folder.parent) not in texts
+    assert "| models | 3," in files["README.md"].decode()
+    assert tag_with(client, "me/ensemble") == as_lists(XMCEnsemble.from_pretrained(folder).predict(TEXTS, top_k=3))
+    # A smaller one in its place, from memory.
+    smaller = """
+from hf_xmc import XMCEnsemble
+ensemble = XMCEnsemble.from_pretrained(name)
+pair = XMCEnsemble.from_members(ensemble.models[:2], combine="ranks")
+pair.push_to_hub(name, self_contained=False)
+result = pair.predict(texts, top_k=3)
+"""
+    pair = client.run(smaller, name="me/ensemble", texts=TEXTS)
+    assert tag_with(client, "me/ensemble") == pair
+    left = {name.partition("/")[0] for name in hub.files("me/ensemble") if "/" in name}
+    assert left - {".eval_results"} == {"member-1", "member-2"}
+    assert not [name for name in hub.files("me/ensemble") if name.endswith(".py") or name == "ensemble.json"]
+
+
 def test_private_repositories_and_tokens(hub, client, model_folder, expected, tmp_path):
     push(client, model_folder, "me/private", private=True)
     assert hub.repos["me/private"].private and not hub.repos["me/linear"].private
@@ -237,9 +290,13 @@ def test_pickles_and_private_files_stay_here(hub, client, model_folder, tmp_path
     )
 
 
-def test_commands_explain_what_is_wrong(client, model_folder, tmp_path):
+def test_commands_explain_what_is_wrong(client, model_folder, tiny_encoder, tmp_path):
     code, _, error = command(client, "push", tmp_path, "me/none")
     assert code == 1 and "config.json" in error and "Traceback" not in error
+    for argv in (("push", tiny_encoder, "me/none"), ("export", tiny_encoder, tmp_path / "copy")):
+        code, _, error = command(client, *argv)
+        assert code == 1 and "a model of the type 'bert', which is none of hf_xmc's" in error
+    assert not (tmp_path / "copy").exists()
     code, _, error = command(client, "push", model_folder, "you/other", "--token", "hf_wrong")
     assert code == 1 and "refuses" in error
 

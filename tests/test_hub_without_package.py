@@ -6,8 +6,9 @@ import json
 
 import pytest
 from hub_worker import Worker
+from transformers import AutoModel
 
-from hf_xmc import XMCForTextClassification, pipeline
+from hf_xmc import pipeline
 from hf_xmc.hub.export import export_model
 from hf_xmc.runtime_code import code_files
 from hf_xmc.training.methods import ENCODER_METHODS
@@ -31,11 +32,11 @@ def stranger(hub, tmp_path_factory):
     worker.close()
 
 
-@pytest.fixture(scope="module", params=["linear", "encoder"])
+@pytest.fixture(scope="module", params=["linear", "encoder", "ensemble"])
 def model(request):
-    """Name and folder of a model; a linear tagger and one with an encoder."""
-    name = {"linear": "model_folder", "encoder": "encoder_model_folder"}[request.param]
-    return request.param, request.getfixturevalue(name)
+    """Name and folder of a model: a linear tagger, one with an encoder, and an ensemble with both in it."""
+    folders = {"linear": "model_folder", "encoder": "encoder_model_folder", "ensemble": "ensemble_folder"}
+    return request.param, request.getfixturevalue(folders[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,8 @@ def test_the_package_cannot_be_imported_there(stranger):
 @pytest.mark.slow  # the loops of each model's own code are compiled
 def test_same_labels_and_scores(hub, stranger, model, exported, tmp_path):
     kind, folder = model
-    # The linear tagger from the Hub, the other from its folder.
-    name = f"me/{kind}" if kind == "linear" else str(exported)
+    # All but one from the Hub, that one from its folder.
+    name = str(exported) if kind == "encoder" else f"me/{kind}"
     hub.add(f"me/{kind}", exported)
     tagged, pipeline_module, model_module = stranger.run(TAG, name=name, texts=TEXTS)
     assert tagged == pipeline(str(folder), top_k=3)(TEXTS)
@@ -69,9 +70,11 @@ result = model.predict(texts[:1], top_k=3)
 """
     (rows,) = stranger.run(save, name=name, folder=str(tmp_path / "again"), texts=TEXTS)
     assert [{"label": label, "score": score} for label, score in rows] == tagged[0]
-    parts = [path for path in exported.iterdir() if path.suffix in (".safetensors", ".py", ".txt")]
-    for path in (*parts, exported / "config.json", exported / "labels.json"):
-        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+    for path in exported.rglob("*"):
+        name = path.relative_to(exported)
+        if path.suffix not in (".safetensors", ".py", ".txt") and path.name not in ("config.json", "labels.json"):
+            continue
+        assert (tmp_path / "again" / name).read_bytes() == path.read_bytes(), name
 
 
 def test_without_trust_nothing_is_run(hub, stranger, model, exported):
@@ -82,10 +85,12 @@ def test_without_trust_nothing_is_run(hub, stranger, model, exported):
 
 
 def test_the_copy_and_its_original(model, exported):
-    _, folder = model
+    kind, folder = model
     assert "auto_map" not in json.loads((folder / "config.json").read_text())
     config = json.loads((exported / "config.json").read_text())
-    assert config["auto_map"]["AutoModel"] == "pipeline_xmc.XMCForTextClassification"
+    name = "XMCEnsemble" if kind == "ensemble" else "XMCForTextClassification"
+    assert config["auto_map"]["AutoModel"] == f"pipeline_xmc.{name}"
+    assert not list(exported.glob("member-*/*.py"))  # the code is there once
     with pytest.raises(FileExistsError, match="is not empty"):
         export_model(folder, exported)
     with pytest.raises(FileNotFoundError, match="holds no saved model"):
@@ -93,14 +98,14 @@ def test_the_copy_and_its_original(model, exported):
 
 
 def test_saving_with_and_without_code(model, exported, tmp_path):
-    kept = XMCForTextClassification.from_pretrained(exported)
+    kept = AutoModel.from_pretrained(exported)
     kept.save_pretrained(tmp_path)
     assert (tmp_path / "pipeline_xmc.py").is_file()
     assert (tmp_path / "config.json").read_text() == (exported / "config.json").read_text()
     kept.save_pretrained(tmp_path, self_contained=False)
     assert not list(tmp_path.glob("*.py"))
     assert not {"auto_map", "custom_pipelines"} & json.loads((tmp_path / "config.json").read_text()).keys()
-    XMCForTextClassification.from_pretrained(tmp_path).save_pretrained(tmp_path, self_contained=True)
+    AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path, self_contained=True)
     assert {path.name for path in tmp_path.glob("*.py")} == {path.name for path in code_files()}
     assert pipeline(str(tmp_path))(TEXTS[0], top_k=2) == pipeline(str(exported))(TEXTS[0], top_k=2)
 

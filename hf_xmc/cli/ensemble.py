@@ -11,6 +11,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..ensemble_xmc import COMBINATIONS
 from ..files import write_json
+from ..hub.training_record import ENSEMBLE_FILE
 from ..training.ensemble import make_ensemble
 from .arguments import load_split, parse_mapping
 
@@ -61,7 +62,7 @@ def run(argv: Sequence[str]) -> None:
         )
     ensemble.save_pretrained(args.output_dir)
     made_of = {"models": args.models, "weights": ensemble.config.weights, "combine": args.combine, **facts}
-    write_json(os.path.join(args.output_dir, "ensemble.json"), made_of)
+    write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), made_of)
     for model, weight in zip(args.models, ensemble.config.weights or (), strict=True):
         print(f"{weight:6.3f}  {model}")
     for name, value in facts.items():

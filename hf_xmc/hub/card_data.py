@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData
+from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import TASK, XMCConfig
+from ..ensemble_xmc import XMCEnsembleConfig
 from ..files import read_json
 from ..labels import Labels
 from .citations import Paper, paper_of
@@ -53,19 +55,21 @@ class CardFacts:
 
     Args:
         folder (`Path`): The folder.
-        config ([`XMCConfig`]): Configuration.
+        config ([`XMCConfig`] or [`XMCEnsembleConfig`]): Configuration.
         labels ([`Labels`]): Labels.
         options (`dict[str, Any]`): What the model was trained with.
         record ([`TrainingRecord`]): The training.
         given ([`CardOptions`]): What the user says.
+        members (`list[CardFacts]`, *optional*): The same of each model of an ensemble.
     """
 
     folder: Path
-    config: XMCConfig
+    config: Any
     labels: Labels
     options: dict[str, Any]
     record: TrainingRecord
     given: CardOptions
+    members: list[CardFacts] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: str | os.PathLike, given: CardOptions | None = None) -> CardFacts:
@@ -80,14 +84,23 @@ class CardFacts:
         """
         folder = Path(folder)
         arguments = folder / TRAINING_ARGS_FILE
+        is_ensemble = read_json(folder / CONFIG_NAME).get("model_type") == XMCEnsembleConfig.model_type
+        config: Any = (XMCEnsembleConfig if is_ensemble else XMCConfig).from_pretrained(folder)
+        members = [cls.read(folder / name) for name in config.members] if is_ensemble else []
         return cls(
             folder=folder,
-            config=XMCConfig.from_pretrained(folder),
-            labels=Labels.from_pretrained(folder),
+            config=config,
+            labels=members[0].labels if members else Labels.from_pretrained(folder),
             options=read_json(arguments) if arguments.is_file() else {},
             record=TrainingRecord.load(folder),
             given=given or CardOptions(),
+            members=members,
         )
+
+    @property
+    def models(self) -> list[CardFacts]:
+        """The models of an ensemble, or the model itself."""
+        return self.members or [self]
 
     @property
     def model_name(self) -> str:
@@ -102,23 +115,50 @@ class CardFacts:
     @property
     def base_model(self) -> str | None:
         """The encoder that the training started from."""
-        return public_name(self.given.base_model or self.options.get("encoder_name"))
+        known = self.options.get("encoder_name")
+        if known is None and not self.members:
+            known = getattr(self.config.encoder_config, "_name_or_path", None) or None
+        return public_name(self.given.base_model or known)
 
     @property
-    def paper(self) -> Paper | None:
-        """The paper of the method."""
-        return paper_of(self.config.method)
+    def base_models(self) -> list[str]:
+        """Ids on the Hub of the encoders, of all models."""
+        names = [self.base_model] if self.given.base_model else [model.base_model for model in self.models]
+        return [name for name in dict.fromkeys(names) if name is not None and is_hub_id(name)]
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, of all models."""
+        return [*dict.fromkeys(model.config.method for model in self.models if model.config.method)]
+
+    @property
+    def papers(self) -> list[Paper]:
+        """The papers of the methods."""
+        found = [paper_of(method) for method in self.methods]
+        return [paper for place, paper in enumerate(found) if paper is not None and paper not in found[:place]]
+
+    @property
+    def method_name(self) -> str:
+        """The method as its authors write it."""
+        paper = paper_of(self.config.method)
+        return paper.name if paper else self.config.method or LIBRARY
+
+    @property
+    def tree_shape(self) -> str:
+        """The tree in one line: `16 → 256 → 4,108`."""
+        return " → ".join(f"{size:,}" for size in self.config.level_sizes or [])
 
     @property
     def reads_text(self) -> bool:
         """Whether the model takes texts, and not vectors."""
-        return self.config.has_tfidf or self.config.encoder_config is not None
+        return all(one.config.has_tfidf or one.config.encoder_config is not None for one in self.models)
 
     @property
     def num_bytes(self) -> int:
         """Size of the model's files."""
         kinds = (".safetensors", ".json", ".txt")
-        return sum(path.stat().st_size for path in self.folder.iterdir() if path.suffix in kinds)
+        files = [path for model in self.models for path in model.folder.iterdir()]
+        return sum(path.stat().st_size for path in files if path.suffix in kinds)
 
     def frequent_labels(self, count: int = 8) -> list[str]:
         """Labels with the most training documents."""
@@ -145,14 +185,15 @@ def reported(metrics: dict[str, float]) -> dict[str, float]:
 def card_data(facts: CardFacts) -> ModelCardData:
     """The metadata of a card."""
     given = facts.given
-    tags = ["hf-xmc", TASK, "multi-label-classification", *([facts.config.method] if facts.config.method else [])]
+    tags = ["hf-xmc", TASK, "multi-label-classification", *(["ensemble"] if facts.members else []), *facts.methods]
+    encoders = facts.base_models
     return ModelCardData(
         language=given.language,
         license=given.license,
         library_name=LIBRARY,
         pipeline_tag="text-classification",
         tags=[*dict.fromkeys([*tags, *given.tags])],
-        base_model=facts.base_model if is_hub_id(facts.base_model) else None,
+        base_model=encoders if len(encoders) > 1 else next(iter(encoders), None),
         datasets=facts.dataset if is_hub_id(facts.dataset) else None,
         metrics=[*{name: None for one in facts.record.evaluations for name in reported(one["metrics"])}] or None,
         widget=[{"text": text} for text in facts.record.examples] or None,
@@ -194,8 +235,3 @@ def eval_entries(facts: CardFacts) -> list[EvalResultEntry]:
 def evaluation_name(facts: CardFacts, evaluation: dict[str, Any]) -> str:
     """Name of the data of an evaluation."""
     return evaluation["dataset"] or facts.dataset or "unnamed"
-
-
-def level_shape(level_sizes: Sequence[int]) -> str:
-    """The tree in one line: `16 → 256 → 4,108`."""
-    return " → ".join(f"{size:,}" for size in level_sizes)

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, eval_result_entries_to_yaml
 from ..configuration_xmc import TASK
 from ..evaluation.report import format_by_frequency, format_metrics, plot_by_frequency
 from ..files import atomic_write
-from .card_data import CardFacts, CardOptions, card_data, eval_entries, evaluation_name, level_shape, reported
+from .card_data import CardFacts, CardOptions, card_data, eval_entries, evaluation_name, reported
 from .training_plot import plot_training
 
 CARD_FILE = "README.md"
@@ -81,8 +81,6 @@ def render_model_card(facts: CardFacts, plots: dict[str, str] | None = None) -> 
         mark=MARK,
         task=TASK,
         title=facts.model_name.split("/")[-1],
-        method=facts.paper.name if facts.paper else facts.config.method or "hf_xmc",
-        tree=level_shape(facts.config.level_sizes or []),
         example=facts.record.examples[0] if facts.record.examples else "Prospects for renewable energy in Jordan",
         evaluations=evaluations,
         plots=plots or {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,28 +14,41 @@ from typing import Any
 from transformers.utils import CONFIG_NAME
 
 from ..files import read_json
-from ..runtime_code import CODE_ENTRIES
+from ..runtime_code import CLASSES, CODE_ENTRIES
 from .model_card import CARD_FILE
-from .training_record import RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, public_name
+from .training_record import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, public_name
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 # Folders of a training, temporary files and caches, results (which the record has, too, without the names of folders);
 # `.eval_results` is the one hidden folder that is published.
 _PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
 _EVAL_RESULTS = ".eval_results"
+# Folders that ensembles are saved with.
+MEMBER = re.compile(r"member-\d+")
 
 logger = logging.getLogger(__name__)
 
 
 def check_saved_model(folder: str | os.PathLike) -> None:
-    """Raises where a folder holds no model."""
-    if not Path(folder, CONFIG_NAME).is_file():
+    """Raises where a folder holds no model of hf_xmc."""
+    path = Path(folder, CONFIG_NAME)
+    if not path.is_file():
         raise FileNotFoundError(f"`{folder}` holds no saved model: it has no `{CONFIG_NAME}`.")
+    kind = read_json(path).get("model_type")
+    if kind not in CLASSES:
+        raise ValueError(f"`{folder}` holds a model of the type {kind!r}, which is none of hf_xmc's.")
+
+
+def member_folders(folder: str | os.PathLike) -> list[str]:
+    """Subfolders of an ensemble's models; none of any other model."""
+    path = Path(folder, CONFIG_NAME)
+    return (read_json(path).get("members") or []) if path.is_file() else []
 
 
 def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:
     """
-    Files of a folder that are uploaded: no checkpoints, no hidden or temporary files, no pickles.
+    Files of a folder that are uploaded: no checkpoints, no hidden or temporary files, no pickles, no models that an
+    earlier ensemble has left there.
 
     Args:
         folder (`str` or `os.PathLike`):
@@ -43,11 +57,13 @@ def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> 
             Further patterns of names to leave out.
     """
     found = []
+    members = member_folders(folder)
     for path in sorted(Path(folder).rglob("*")):
         name = path.relative_to(folder)
         parts = name.parts[1:] if name.parts[0] == _EVAL_RESULTS else name.parts
         private = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in (*_PRIVATE, *ignore))
-        if private or not path.is_file():
+        left_over = bool(MEMBER.fullmatch(name.parts[0])) and name.parts[0] not in members
+        if private or left_over or not path.is_file():
             continue
         if is_pickle(path):
             logger.warning("`%s` is not uploaded: a pickle can run anything on the machine that opens it.", path)
@@ -70,8 +86,10 @@ def is_pickle(path: str | os.PathLike) -> bool:
 
 
 def is_record(name: str) -> bool:
-    """Whether a file is about a model, and not a part of it."""
-    known = (CARD_FILE, RECORD_FILE, TRAINING_ARGS_FILE)
+    """Whether a file is about a model, or about one of an ensemble, and not a part of it."""
+    first, _, rest = name.partition("/")
+    name = rest if MEMBER.fullmatch(first) else name
+    known = (CARD_FILE, RECORD_FILE, TRAINING_ARGS_FILE, ENSEMBLE_FILE)
     return name in known or name.endswith(".png") or name.startswith(f"{_EVAL_RESULTS}/")
 
 
@@ -86,4 +104,7 @@ def published_json(path: str | os.PathLike) -> dict[str, Any] | None:
     if Path(path).name == TRAINING_ARGS_FILE:
         options = read_json(path)
         return {**options, "encoder_name": public_name(options.get("encoder_name")), "embedding_cache": None}
+    if Path(path).name == ENSEMBLE_FILE:
+        facts = read_json(path)
+        return {**facts, "models": [public_name(name) for name in facts.get("models") or []]}
     return None

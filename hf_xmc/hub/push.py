@@ -25,17 +25,26 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import CONFIG_NAME
 
-from ..modeling_xmc import XMCForTextClassification
+from ..files import read_json
 from ..runtime_code import code_files, with_code
+from ..self_contained import SelfContainedModel
 from ..shards import MAX_SHARD_SIZE
 from .card_data import CardOptions
 from .model_card import CARD_FILE, write_model_card
-from .published_files import check_saved_model, is_record, publishable_files, published_json
+from .published_files import (
+    MEMBER,
+    check_saved_model,
+    is_record,
+    member_folders,
+    publishable_files,
+    published_json,
+)
 
-# Parts of a model that another one need not have: in the repository they would be taken for the new one's.
+# Parts of a model that another one need not have: in the repository they would be taken for the new one's. Labels and
+# tree are in the subfolders of an ensemble.
 _PARTS = re.compile(
     r"(ranker|model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|ranker_tree\.safetensors|tfidf\.safetensors|"
-    r"tfidf_vocab\.txt"
+    r"tfidf_vocab\.txt|labels\.json|label_tree\.safetensors|ensemble\.json"
 )
 
 # Seconds before an upload that failed is tried once more.
@@ -104,19 +113,27 @@ def push_folder(
     """
     check_saved_model(folder)
     code = {path.name: path for path in code_files()}
+    models = {"", *member_folders(folder)}
     additions = []
     for name in publishable_files(folder, ignore):
-        content = published_json(Path(folder, name)) if "/" not in name else None
+        place, _, file = name.rpartition("/")
+        content = published_json(Path(folder, name)) if place in models else None
         if content is not None:
             content = with_code(content) if name == CONFIG_NAME and self_contained else content
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             additions.append(CommitOperationAdd(name, text.encode()))
-        elif name not in code:
+        elif place not in models or file not in code:
             additions.append(CommitOperationAdd(name, str(Path(folder, name))))
     if self_contained:
         additions += [CommitOperationAdd(name, str(path)) for name, path in code.items()]
-    source = source or f"`{folder}`"
-    return commit(additions, destination, source, lambda name: bool(_PARTS.fullmatch(name)) or name in code)
+
+    def stale(name: str) -> bool:
+        first, place, file = name.partition("/")[0], *name.rpartition("/")[::2]
+        if place and MEMBER.fullmatch(first) and first not in models:
+            return True  # a model of an earlier, larger ensemble
+        return place in models and (bool(_PARTS.fullmatch(file)) or file in code)
+
+    return commit(additions, destination, source or f"`{folder}`", stale)
 
 
 def push_checkpoint(
@@ -157,7 +174,7 @@ def push_checkpoint(
 
 
 def push_model(
-    model: XMCForTextClassification,
+    model: SelfContainedModel,
     repo_id: str,
     *,
     self_contained: bool = True,
@@ -169,7 +186,7 @@ def push_model(
     Uploads a model, with the card and the records of the folder that it was loaded from, or with a new card.
 
     Args:
-        model ([`XMCForTextClassification`]):
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
         repo_id (`str`):
             Name of the repository, made where it is missing.
@@ -186,13 +203,19 @@ def push_model(
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, self_contained=False, max_shard_size=max_shard_size)
         source = Path(model.config._name_or_path or folder)
-        for name in publishable_files(source) if (source / CONFIG_NAME).is_file() else ():
+        for name in publishable_files(source) if _is_of(source, model) else ():
             if is_record(name) and not Path(folder, name).exists():
                 Path(folder, name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, Path(folder, name))
         if not Path(folder, CARD_FILE).is_file() and not _has_card(destination):
             write_model_card(folder, CardOptions(model_name=repo_id, tags=list(tags or ())))
         return push_folder(folder, destination, self_contained=self_contained, source="The model")
+
+
+def _is_of(folder: Path, model: SelfContainedModel) -> bool:
+    """Whether a folder is that of a model; a model of an ensemble names the ensemble's as its own."""
+    path = folder / CONFIG_NAME
+    return path.is_file() and read_json(path).get("model_type") == model.config.model_type
 
 
 def _has_card(destination: Destination) -> bool:

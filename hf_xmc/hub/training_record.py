@@ -16,6 +16,7 @@ from ..files import read_json, write_json
 
 RECORD_FILE = "training_record.json"
 TRAINING_ARGS_FILE = "training_args.json"
+ENSEMBLE_FILE = "ensemble.json"
 RESULTS_SUFFIX = "_results.json"
 _EVALUATION = ("dataset", "split", "documents", "seconds", "metrics", "by_frequency")
 _PACKAGES = ("hf-xmc", "transformers", "torch", "datasets", "numba", "numpy", "scipy")
