@@ -258,10 +258,13 @@ class EncoderRun:
         config = self.model.config
         if self.args.heads_share is not None or eval_dataset is None:
             config.heads_share = _DEFAULT_SHARE if self.args.heads_share is None else self.args.heads_share
-            return
-        with self.stages.stage("heads' share") as facts:
-            config.heads_share, best = choose_share(self.model, eval_dataset, self.args, self.stages)
-            facts.update({"heads_share": config.heads_share, f"eval_{_CHOSEN_BY}": best})
+        else:
+            with self.stages.stage("heads' share") as facts:
+                config.heads_share, best = choose_share(self.model, eval_dataset, self.args, self.stages)
+                facts.update({"heads_share": config.heads_share, f"eval_{_CHOSEN_BY}": best})
+        if config.heads_share == 0:
+            # The same labels, without asking the heads for nothing.
+            config.predict_with = "ranker"
 
     # ---- Checkpoints ----
 
