@@ -24,7 +24,7 @@ quickstart: $(VENV)/installed
 	$(RUN) recipes/quickstart.py
 
 test: $(VENV)/installed lint
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .

@@ -1,7 +1,7 @@
 """
 Writes the measured results into the table of recipes/README.md.
 
-Run the recipes first (each leaves `test_results.json` beside its model), then::
+Run the recipes first (each leaves `test_results.json` and `training_record.json` beside its model), then::
 
     python scripts/update_recipe_results.py models
 """
@@ -25,7 +25,9 @@ def main(models: Path) -> None:
         path = folder / "test_results.json"
         if not path.is_file():
             return match[0]
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results, record = (
+            json.loads(file.read_text(encoding="utf-8")) for file in (path, folder / "training_record.json")
+        )
         percent = {name: f"{100 * value:.2f}" for name, value in results["metrics"].items()}
         size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
         cells = [
@@ -34,7 +36,7 @@ def main(models: Path) -> None:
             " / ".join(percent[f"P@{k}"] for k in (1, 3, 5)),
             percent["nDCG@5"],
             percent["PSP@5"],
-            f"{results['training_seconds']:.0f} s",
+            f"{record['seconds']:.0f} s",
             f"{size:.0f} MB",
         ]
         return f"| {' | '.join(cells)} |"

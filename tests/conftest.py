@@ -26,6 +26,12 @@ THREE_LEVELS = {"tree_clustering": "kmeans", "tree_branching": 4, "tree_max_leaf
 OFFLINE: dict[str, Any] = {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: one that begins last would keep a process busy while the others wait."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def make_documents(count: int, seed: int = 0) -> Dataset:
     """Documents that name their labels: the word `topicNN` stands for the label `label NN`."""
     generator = np.random.default_rng(seed)

@@ -60,6 +60,22 @@ class Worker:
         self._process.wait(timeout=30)
 
 
+def assert_same_tags(tagged: list[list[Any]], expected: list[list[Any]]) -> None:
+    """
+    The same labels in the same order, as pairs or as entries of the pipeline.
+
+    Their scores are only nearly the same: matrix products in another process may round otherwise.
+    """
+    import pytest  # the process itself does without
+
+    for rows, others in zip(tagged, expected, strict=True):
+        pairs, other_pairs = (
+            [tuple(tag.values() if isinstance(tag, dict) else tag) for tag in row] for row in (rows, others)
+        )
+        assert [label for label, _ in pairs] == [label for label, _ in other_pairs]
+        assert [score for _, score in pairs] == pytest.approx([score for _, score in other_pairs], rel=1e-5)
+
+
 class _Refuse:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.split(".")[0] == "hf_xmc":

@@ -31,6 +31,7 @@ def run(command: list[str], folder: Path, hub: LocalHub) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_python_examples(tmp_path, tiny_encoder, hub):
     code = "\n".join(blocks("python"))
     assert len(blocks("python")) >= 4 and HUB_ENCODER in code
@@ -44,6 +45,7 @@ def test_python_examples(tmp_path, tiny_encoder, hub):
     assert {"ranker.safetensors", "pipeline_xmc.py", "README.md"} <= hub.files("me/my-transformer").keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", blocks("bash"))
 def test_shell_examples(script, tmp_path, hub):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

@@ -9,12 +9,13 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
-from small_problems import as_rows, as_weights, cost_sensitive_weights, random_problem, same_weights
+from small_problems import as_rows, as_weights, cost_sensitive_weights, random_problem, same_weights, uneven_tree
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
+from hf_xmc.training import ranker_training
 from hf_xmc.training.ranker_training import RankerArguments, train_ranker
-from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows
+from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows, gather_documents
 
 # To the optimum: no pruning, no rounding, no start from a prior.
 EXACT = {
@@ -218,6 +219,27 @@ def test_collect_rows_drops_what_moves_no_margin_and_cleans_up():
     features, kept = collect_rows(rows.indptr, rows.indices, rows.data, documents, weights, np.float32(0.8), energy)
     assert dict(zip(features.tolist(), kept.tolist(), strict=True)) == {f: row.tolist() for f, row in expected.items()}
     assert not weights.any() and not energy.any()
+
+
+def test_gathered_documents_are_the_same_documents():
+    rows = csr_matrix(np.array([[0, 1, 0, 2], [0, 0, 0, 0], [3, 0, 0, 4], [0, 0, 5, 0], [0, 6, 0, 7]], np.float32))
+    documents = np.array([0, 1, 2, 4])
+    numbers = np.zeros(4, dtype=np.int32)
+    begin, numbered, values, features = gather_documents(rows.indptr, rows.indices, rows.data, documents, numbers)
+    assert features.tolist() == [1, 3, 0]  # in the order of their first appearance
+    assert not numbers.any()
+    copy = np.zeros((4, 4), dtype=np.float32)
+    copy[:, features] = csr_matrix((values, numbered, begin), shape=(4, 3)).toarray()
+    assert np.array_equal(copy, rows.toarray()[documents])
+
+
+@pytest.mark.parametrize("limit", [0, 60])
+def test_copies_of_documents_change_nothing(monkeypatch, limit):
+    features, targets = random_problem(seed=11)
+    arguments = RankerArguments()
+    copied = train_ranker(features, targets, uneven_tree(), arguments)
+    monkeypatch.setattr(ranker_training, "_COPIED_NONZEROS", limit)  # of none, and of small nodes only
+    assert same_weights(copied, train_ranker(features, targets, uneven_tree(), arguments))
 
 
 def test_threshold_bounds_the_change_of_the_margins():

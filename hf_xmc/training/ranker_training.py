@@ -35,6 +35,9 @@ MATCHERS = ("ranker", "heads")
 # Documents of the blocks that one piece of work trains.
 _DOCUMENTS_PER_TASK = 8192
 
+# Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
+_COPIED_NONZEROS = 1 << 20
+
 
 @dataclass
 class RankerArguments:
@@ -252,8 +255,9 @@ class _Problem:
         self.indptr, self.indices, self.data = sparse.indptr, sparse.indices, sparse.data
         self.norms = squared_norms(sparse.indptr, sparse.data) + (self.dense**2).sum(axis=1)
         self.work: SimpleQueue = SimpleQueue()
+        size = sparse.shape[1]
         for _ in range(num_threads):
-            self.work.put((np.zeros((sparse.shape[1], LANES), np.float32), np.zeros(sparse.shape[1], np.float32)))
+            self.work.put((np.zeros((size, LANES), np.float32), np.zeros(size, np.float32), np.zeros(size, np.int32)))
 
     def train_level(
         self,
@@ -281,17 +285,17 @@ class _Problem:
         if arguments.cost_sensitive:
             # Shares of a document add up to 1: times the mean number of true nodes they weigh 1 on average.
             positive_cost *= targets.nnz / np.count_nonzero(np.diff(targets.indptr))
-        weights, energy = self.work.get()
+        work = self.work.get()
         try:
             return train_blocks(
                 self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
                 targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
                 arguments.negative_cost or arguments.cost, arguments.cost_sensitive, np.float32(arguments.bias_prior),
                 arguments.max_passes, arguments.tolerance, arguments.ranker_seed, np.float32(arguments.threshold),
-                arguments.weight_dtype == "int8", weights, energy,
+                arguments.weight_dtype == "int8", _COPIED_NONZEROS, *work,
             )  # fmt: skip
         finally:
-            self.work.put((weights, energy))
+            self.work.put(work)
 
 
 class _GrowingArray:

@@ -28,6 +28,7 @@ def solve_block(
     dense,
     norms,
     documents,
+    rows,
     diagonal,
     num_lanes,
     loss,
@@ -41,6 +42,7 @@ def solve_block(
     """
     Trains `num_lanes` sibling classifiers in place and returns the number of passes made.
 
+    Document `documents[i]` has its dense part and its norm under this number, its sparse part in row `rows[i]`.
     `diagonal[i, lane]` is `+1/(2C)` for a positive document, `-1/(2C)` for a negative one (`C` and `-C` for the
     logistic loss). `weights` (features, LANES) and `dense_weights` (dimensions, LANES) come zeroed.
     """
@@ -69,7 +71,7 @@ def solve_block(
         for visit in range(visits):
             i = order[visit]
             document = documents[i]
-            begin, end = np.int64(indptr[document]), np.int64(indptr[document + 1])
+            begin, end = np.int64(indptr[rows[i]]), np.int64(indptr[rows[i] + 1])
             first = np.int64(document * width)
             scores[:] = prior
             lane_dot(indices, data, begin, end, weights, scores)
@@ -250,16 +252,58 @@ def collect_rows(indptr, indices, data, documents, weights, threshold, energy):
 
 
 @compiled
+def gather_documents(indptr, indices, data, documents, numbers):
+    """
+    Copies documents with their features renumbered in the order in which they first appear.
+
+    What a node's documents and their weights need lies side by side then: taken from among a million documents and
+    hundreds of thousands of features, nearly every access would miss the cache. `numbers` (one zero per feature) is
+    zero again afterwards. Returns the three arrays of the copy and the feature behind each new number.
+    """
+    count = documents.shape[0]
+    begin = np.zeros(count + 1, dtype=indptr.dtype)
+    for i in range(count):
+        begin[i + 1] = begin[i] + indptr[documents[i] + 1] - indptr[documents[i]]
+    numbered = np.empty(begin[count], dtype=indices.dtype)
+    values = np.empty(begin[count], dtype=data.dtype)
+    features = np.empty(min(begin[count], numbers.shape[0]), dtype=np.int32)
+    seen, position = 0, 0
+    for i in range(count):
+        for p in range(indptr[documents[i]], indptr[documents[i] + 1]):
+            feature = indices[p]
+            if numbers[feature] == 0:
+                features[seen] = feature
+                seen += 1
+                numbers[feature] = seen
+            numbered[position] = numbers[feature] - 1
+            values[position] = data[p]
+            position += 1
+    for t in range(seen):
+        numbers[features[t]] = 0
+    return begin, numbered, values, features[:seen]
+
+
+@compiled
+def _count_nonzeros(indptr, documents):
+    total = 0
+    for i in range(documents.shape[0]):
+        total += indptr[documents[i] + 1] - indptr[documents[i]]
+    return total
+
+
+@compiled
 def train_blocks(
     indptr, indices, data, dense, norms, target_ptr, targets, relevance, shortlist_ptr, shortlist, blocks, loss,
-    positive_cost, negative_cost, weighted, prior, max_passes, tolerance, seed, threshold, quantized, weights, energy
+    positive_cost, negative_cost, weighted, prior, max_passes, tolerance, seed, threshold, quantized,
+    copied_nonzeros, weights, energy, numbers
 ):  # fmt: skip
     """
     Trains and packs blocks of one level, each given as (parent, first child, number of children).
 
     A large tree has tens of thousands of blocks with a millisecond of work each: one call takes many of them.
-    `weights` (features, LANES) and `energy` (features) come and leave zeroed. Returns the number of records and of
-    bucket table entries of each block, then all records, bucket tables and dense weights.
+    A node's documents are copied unless they have more than `copied_nonzeros`, see [`gather_documents`].
+    `weights` (features, LANES), `energy` and `numbers` (features) come and leave zeroed. Returns the number of records
+    and of bucket table entries of each block, then all records, bucket tables and dense weights.
     """
     count, width = blocks.shape[0], dense.shape[1]
     sizes = np.empty((count, 2), dtype=np.int64)
@@ -267,21 +311,37 @@ def train_blocks(
     records = np.empty((0, HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
     buckets = np.empty(0, dtype=np.int32)
     num_records, num_buckets = 0, 0
+    documents = shortlist[:0]
+    copy_ptr, copy_indices, copy_data, copied = gather_documents(indptr, indices, data, documents, numbers)
+    small = False
     for block in range(count):
         parent, first, num_lanes = blocks[block]
-        documents = shortlist[shortlist_ptr[parent] : shortlist_ptr[parent + 1]]
+        if block == 0 or parent != blocks[block - 1, 0]:
+            documents = shortlist[shortlist_ptr[parent] : shortlist_ptr[parent + 1]]
+            small = _count_nonzeros(indptr, documents) <= copied_nonzeros
+            if small:
+                copy_ptr, copy_indices, copy_data, copied = gather_documents(indptr, indices, data, documents, numbers)
         diagonal = np.empty((documents.shape[0], LANES), dtype=np.float32)
         block_diagonal(
             target_ptr, targets, relevance, documents, first, num_lanes, loss, positive_cost, negative_cost, weighted,
             diagonal
         )  # fmt: skip
         block_dense = dense_weights[block * width : (block + 1) * width]
-        solve_block(
-            indptr, indices, data, dense, norms, documents, diagonal, num_lanes, loss, prior, max_passes, tolerance,
-            seed + first, weights, block_dense
-        )  # fmt: skip
+        if small:
+            every = np.arange(documents.shape[0])
+            solve_block(
+                copy_ptr, copy_indices, copy_data, dense, norms, documents, every, diagonal, num_lanes, loss, prior,
+                max_passes, tolerance, seed + first, weights, block_dense
+            )  # fmt: skip
+            features, rows = collect_rows(copy_ptr, copy_indices, copy_data, every, weights, threshold, energy)
+            features = copied[features]
+        else:
+            solve_block(
+                indptr, indices, data, dense, norms, documents, documents, diagonal, num_lanes, loss, prior,
+                max_passes, tolerance, seed + first, weights, block_dense
+            )  # fmt: skip
+            features, rows = collect_rows(indptr, indices, data, documents, weights, threshold, energy)
         block_dense[-1] += prior
-        features, rows = collect_rows(indptr, indices, data, documents, weights, threshold, energy)
         order, starts = hash_order(features, bucket_bits(features.shape[0]))
         sizes[block, 0], sizes[block, 1] = order.shape[0], starts.shape[0]
         records = _with_room(records, num_records, order.shape[0])
