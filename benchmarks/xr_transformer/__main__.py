@@ -1,4 +1,4 @@
-"""Command line of the benchmark: ``python -m benchmarks.xr_transformer compare | speed | ablation``."""
+"""Command line of the benchmark: ``python -m benchmarks.xr_transformer compare | speed | pruning | ablation``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ def main() -> None:
     command.add_argument("--output", type=Path, help="file for everything measured, as JSON")
     _add_common(command)
 
+    command = commands.add_parser("pruning", help="what APLC saves by leaving out tails that cannot win")
+    command.add_argument("--model", type=Path, required=True, help="model trained by aplc-xlnet")
+    command.add_argument("--data", type=Path, required=True, help="folder with test.parquet")
+    command.add_argument("--documents", type=int, default=2000, help="(default: %(default)s)")
+    command.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 64], help="documents searched together")
+    command.add_argument("--top-k", type=int, default=10, help="(default: %(default)s)")
+
     command = commands.add_parser("ablation", help="what each part of the method is worth, on validation documents")
     command.add_argument("output", type=Path, help="file of the results (JSON); variants that are in it are not run")
     command.add_argument("--data", default="sample", help="folder, or the bundled sample (default: %(default)s)")
@@ -61,7 +68,7 @@ def main() -> None:
         parser.error("--model and --data belong together: a model and the documents which it predicts.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # Each command imports what it needs only: threads are set before torch is imported.
-    {"compare": _compare, "speed": _speed, "ablation": _ablation}[args.command](args)
+    {"compare": _compare, "speed": _speed, "pruning": _pruning, "ablation": _ablation}[args.command](args)
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
@@ -113,6 +120,13 @@ def _speed(args: argparse.Namespace) -> None:
     if args.output:
         write_json(args.output, record)
     print(format_speed(measured))
+
+
+def _pruning(args: argparse.Namespace) -> None:
+    from .pruning import format_pruning, pruning
+
+    options = {"documents": args.documents, "batch_sizes": tuple(args.batch_sizes), "top_k": args.top_k}
+    print(format_pruning(pruning(args.model, args.data, **options)))
 
 
 def _ablation(args: argparse.Namespace) -> None:
