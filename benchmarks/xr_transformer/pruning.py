@@ -108,7 +108,7 @@ def format_pruning(answer: dict[str, Any]) -> str:
         "documents together", "all tails, ms per document", "pruned, ms", "ratio", "largest difference", "same labels"
     ]  # fmt: skip
     note = (
-        f"{answer['frequent']:,} frequent labels. Tails, and documents whose gate is above the last of the best labels: "
+        f"{answer['frequent']:,} frequent labels. Tails, and documents whose gate is above the worst of the best: "
         f"{tails}."
     )
     return "\n".join([note, "", *table(head, rows)])
