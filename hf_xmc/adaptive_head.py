@@ -117,7 +117,7 @@ def search_tails(
     The best labels by `p(l)` for frequent ones and `p(gate) p(l | gate)` for those of a tail.
 
     The result is exact, as no label of a tail can be more likely than its gate: a tail is computed for those documents
-    only whose gate is above the worst of the best labels found so far.
+    only whose gate is above the worst of the best labels found so far, and sorted only where its best label is, too.
 
     Args:
         vectors (`torch.Tensor` of shape `(batch, dimensions)`):
@@ -139,19 +139,29 @@ def search_tails(
     # What was not found loses against every label, also against one of probability 0.
     scores, nodes = above.new_full((len(vectors), top_k), -1), torch.full((len(vectors), top_k), -1).to(vectors.device)
     if head.num_frequent:
-        scores, nodes = _best(scores, nodes, above[:, : head.num_frequent], 0, top_k)
+        scores, nodes = _merge(scores, nodes, *_best(above[:, : head.num_frequent], top_k))
     for gate, (tail, first, _) in enumerate(head.parts(), start=head.num_frequent):
         documents = (above[:, gate] > scores[:, -1]).nonzero().squeeze(1)
         if len(documents):
-            own = above[documents, gate, None] * node_probabilities(tail(vectors[documents]), loss)
-            scores[documents], nodes[documents] = _best(scores[documents], nodes[documents], own, first, top_k)
+            margins = tail(vectors[documents])
+            reached = above[documents, gate] * node_probabilities(margins.amax(dim=1), loss)
+            above_worst = reached > scores[documents, -1]
+            documents = documents[above_worst]
+            # Margins have the order of the probabilities: those of the best alone are computed.
+            margins, places = _best(margins[above_worst], top_k)
+            own = above[documents, gate, None] * node_probabilities(margins, loss)
+            scores[documents], nodes[documents] = _merge(scores[documents], nodes[documents], own, places + first)
     return scores.clamp(min=0), nodes
 
 
-def _best(
-    scores: torch.Tensor, nodes: torch.Tensor, more: torch.Tensor, first: int, top_k: int
+def _best(values: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest values of each row, or all if there are fewer, and their places."""
+    return values.topk(min(top_k, values.shape[1]), dim=1)
+
+
+def _merge(
+    scores: torch.Tensor, nodes: torch.Tensor, more: torch.Tensor, more_nodes: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best of what was found and of the scores of the nodes from `first` on."""
-    more, places = more.topk(min(top_k, more.shape[1]), dim=1)
-    scores, order = torch.cat([scores, more], dim=1).topk(top_k, dim=1)
-    return scores, torch.cat([nodes, places + first], dim=1).gather(1, order)
+    """The best of two lists, as many as the first has."""
+    scores, order = torch.cat([scores, more], dim=1).topk(scores.shape[1], dim=1)
+    return scores, torch.cat([nodes, more_nodes], dim=1).gather(1, order)
