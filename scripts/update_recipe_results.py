@@ -22,12 +22,10 @@ def main(models: Path) -> None:
 
     def row(match: re.Match[str]) -> str:
         folder = models / f"{match['data']}-{match['method']}"
-        path = folder / "test_results.json"
-        if not path.is_file():
+        files = folder / "test_results.json", folder / "training_record.json"
+        if not all(file.is_file() for file in files):
             return match[0]
-        results, record = (
-            json.loads(file.read_text(encoding="utf-8")) for file in (path, folder / "training_record.json")
-        )
+        results, record = (json.loads(file.read_text(encoding="utf-8")) for file in files)
         percent = {name: f"{100 * value:.2f}" for name, value in results["metrics"].items()}
         size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
         cells = [
