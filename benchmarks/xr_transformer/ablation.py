@@ -31,7 +31,6 @@ def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
         "one layer": {**dynamic, "encoder_pooling_layers": 1},
         "less dropout": {**dynamic, "level_dropout": 0.1},
         "without bootstrap": {**dynamic, "level_bootstrap": False},
-        "static, without bootstrap": {**dynamic, "level_negatives": ["both"], "level_bootstrap": False},
     }
 
 
