@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,58 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[str]:
+    """Yields an empty folder that is gone afterwards, and with it what a process that was killed has left there."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield str(path)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def partial_name(path: str | os.PathLike) -> str:
+    """Name that a folder has until it is whole, see [`new_folder`]."""
+    return str(Path(path).with_name(f".{Path(path).name}.partial"))
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike) -> Iterator[str]:
+    """Yields an empty folder beside `path` that takes its name, and the place of what is there, when it is whole."""
+    with _temporary_folder(Path(partial_name(path))) as temporary:
+        yield temporary
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+
+
+@contextmanager
+def staged_files(folder: str | os.PathLike, last: str) -> Iterator[str]:
+    """
+    Yields an empty folder inside `folder`, whose content goes into `folder` when it is whole.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder, made where it is missing. What else is in it stays there.
+        last (`str`):
+            The file that makes the others complete: it is the last to come.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _temporary_folder(folder / ".saving") as temporary:
+        yield temporary
+        for name in sorted(os.listdir(temporary), key=lambda name: (name == last, name)):
+            if (folder / name).is_dir():
+                shutil.rmtree(folder / name)
+            os.replace(Path(temporary, name), folder / name)
+
+
+def remove_files(folder: str | os.PathLike, names: Collection[str]) -> None:
+    """Removes those of the files that are there."""
+    for name in names:
+        Path(folder, name).unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike, content: Any, indent: int | None = None) -> None:

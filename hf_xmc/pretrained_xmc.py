@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer
 from transformers import initialization as init
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from .configuration_xmc import XMCConfig
 from .files import check_model_type
@@ -111,15 +112,10 @@ class XMCPreTrainedModel(SelfContainedModel):
             self.ranker.save_pretrained(folder, max_shard_size)
         if own_tree:
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
-        # What another model has left in this folder would be published along.
-        stale = [] if own_tree else [RANKER_TREE_FILE]
-        if self.tfidf is None:
-            stale += [TFIDF_FILE, VOCABULARY_FILE]
-        if self.ranker is None:
-            stale += sharded_files(folder, RANKER_FILE)
-        for name in stale:
-            if os.path.isfile(path := os.path.join(folder, name)):
-                os.unlink(path)
+
+    def _files_in(self, folder: str | os.PathLike) -> list[str]:
+        sharded = [*sharded_files(folder, SAFE_WEIGHTS_NAME), *sharded_files(folder, RANKER_FILE)]
+        return [*sharded, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE]
 
     def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
         self.labels = _load_part(Labels, name_or_path, hub_kwargs)

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
+from .files import remove_files, staged_files
 from .runtime_code import CODE_ENTRIES, add_code, remove_code
 from .shards import MAX_SHARD_SIZE
 
@@ -51,16 +53,20 @@ class SelfContainedModel(PreTrainedModel):
         """
         hub_kwargs = {name: kwargs.pop(name) for name in _PUSH_KWARGS if name in kwargs}
         had_code = getattr(self.config, "auto_map", None) is not None
-        if is_main_process:
-            self._save_parts(save_directory, max_shard_size)
+        weights: dict[str, Any] = {"max_shard_size": max_shard_size, **kwargs}
+        if not is_main_process:
+            self._save_weights(save_directory, is_main_process=False, **weights)
+            return
+        with staged_files(save_directory, last=CONFIG_NAME) as folder:
+            self._save_parts(folder, max_shard_size)
+            with self._config_without_code():
+                self._save_weights(folder, is_main_process=True, **weights)
+            if had_code if self_contained is None else self_contained:
+                add_code(folder)
+            # What another model has left in this folder would be taken for a part of this one.
             remove_code(save_directory)
-        with self._config_without_code():
-            self._save_weights(
-                save_directory, is_main_process=is_main_process, max_shard_size=max_shard_size, **kwargs
-            )
-        if is_main_process and (had_code if self_contained is None else self_contained):
-            add_code(save_directory)
-        if push_to_hub and is_main_process:
+            remove_files(save_directory, [CONFIG_NAME, *self._files_in(save_directory)])
+        if push_to_hub:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
             # The base class would upload only what itself has written.
             self.push_to_hub(
@@ -74,6 +80,10 @@ class SelfContainedModel(PreTrainedModel):
     def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes everything but the configuration and the weights, which come last and make the model complete."""
         raise NotImplementedError
+
+    def _files_in(self, folder: str | os.PathLike) -> list[str]:
+        """Names of the files in a folder that are of a model like this one and may be of another one."""
+        return []
 
     def _save_weights(self, folder: str | os.PathLike, **kwargs: Any) -> None:
         """Writes the configuration and the weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 
 import numpy as np
@@ -12,7 +13,9 @@ from scipy.sparse import csr_matrix
 
 from hf_xmc.training.checkpoints import (
     LEVEL_FILE,
+    SEAL_FILE,
     TRAINER_STATE_FILE,
+    find_damage,
     last_checkpoint,
     load_level_state,
     load_optimizer,
@@ -20,6 +23,7 @@ from hf_xmc.training.checkpoints import (
     save_level_state,
     save_optimizer,
     save_random_state,
+    seal_checkpoint,
 )
 from hf_xmc.training.optimizer import RowAdamW
 
@@ -148,18 +152,45 @@ def test_level_state(tmp_path):
 # ---- Which checkpoint ----
 
 
-def make_checkpoint(folder, name, files=(TRAINER_STATE_FILE, LEVEL_FILE)):
-    (folder / name).mkdir()
-    for file in files:
-        (folder / name / file).write_text("{}")
+def make_checkpoint(folder, step):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    for file in (TRAINER_STATE_FILE, LEVEL_FILE, "model.safetensors"):
+        (path / file).write_text('{"a": 1}')
+    seal_checkpoint(path)
+    return path
 
 
-def test_the_last_complete_checkpoint(tmp_path):
+def cut_short(path):
+    (path / "model.safetensors").write_text("{")
+
+
+def change(path):
+    (path / "model.safetensors").write_text('{"a": 2}')
+
+
+DAMAGES = {
+    "`model.safetensors` is missing": lambda path: (path / "model.safetensors").unlink(),
+    "`model.safetensors` has 1 bytes in place of 8": cut_short,
+    "the content of `model.safetensors` is not what was written": change,
+    "it has no `checkpoint.json`, so it was not written to its end": lambda path: (path / SEAL_FILE).unlink(),
+    "its `checkpoint.json` is damaged": lambda path: (path / SEAL_FILE).write_text("{"),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, caplog, message):
+    whole = [make_checkpoint(tmp_path, step) for step in (9, 10, 100)]
+    assert last_checkpoint(tmp_path) == str(whole[-1]) and find_damage(whole[-1]) is None
+    DAMAGES[message](whole[-1])
+    assert find_damage(whole[-1]) == message
+    with caplog.at_level(logging.WARNING, "hf_xmc"):
+        assert last_checkpoint(tmp_path) == str(whole[1])
+    assert "checkpoint-100` cannot be used" in caplog.text and message in caplog.text
+
+
+def test_without_any_checkpoint(tmp_path):
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / ".checkpoint-3.partial").mkdir()
     assert last_checkpoint(tmp_path) is None
     assert last_checkpoint(tmp_path / "nowhere") is None
-    for step in (9, 10, 100):
-        make_checkpoint(tmp_path, f"checkpoint-{step}")
-    make_checkpoint(tmp_path, "checkpoint-200", files=[LEVEL_FILE])  # the writing was cut off
-    make_checkpoint(tmp_path, "checkpoint-300", files=[TRAINER_STATE_FILE])  # of another trainer
-    make_checkpoint(tmp_path, "checkpoint-best")
-    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")

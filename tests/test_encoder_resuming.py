@@ -41,7 +41,7 @@ def kill_while_writing(step):
         save = XMCTrainer._save_rng_state
 
         def replacement(self, folder):
-            if folder.endswith(f"checkpoint-{step}"):
+            if f"checkpoint-{step}." in folder:
                 raise Killed
             save(self, folder)
 

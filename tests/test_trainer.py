@@ -270,7 +270,7 @@ def test_bad_input(documents, tmp_path, model_folder):
     with pytest.raises(ValueError, match="no `train_dataset`"):
         XMCTrainer(args=args).train()
     with pytest.raises(ValueError, match="makes no checkpoints"):
-        XMCTrainer(args=args, train_dataset=documents).train(resume_from_checkpoint=True)
+        XMCTrainer(args=args, train_dataset=documents).train(resume_from_checkpoint="checkpoint-1")
     with pytest.raises(ValueError, match="trained already"):
         model = XMCForTextClassification.from_pretrained(model_folder)
         XMCTrainer(model=model, args=args, train_dataset=documents).train()

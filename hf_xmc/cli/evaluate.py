@@ -16,6 +16,7 @@ from ..files import write_json
 from ..modeling_xmc import PREDICT_WITH
 from ..tagging import TextTagger
 from ..training.prediction import BATCH_SIZE, evaluate_model
+from ..training.work import ALONE, Work
 from .arguments import load_model, load_split, parse_mapping
 
 
@@ -54,11 +55,16 @@ def run(argv: Sequence[str]) -> None:
     measure(model, dataset, path, facts, **options)
 
 
-def measure(model: TextTagger, dataset: Dataset, path: str, facts: Mapping[str, Any], **options: Any) -> None:
+def measure(
+    model: TextTagger, dataset: Dataset, path: str, facts: Mapping[str, Any], work: Work = ALONE, **options: Any
+) -> None:
     """Evaluates a model, prints the results as tables and writes them, with `facts`, to a JSON file."""
     start = time.perf_counter()
-    with tqdm(total=len(dataset), desc="evaluate", unit="doc") as bar:
-        metrics = evaluate_model(model, dataset, report=lambda _, done, __: _advance(bar, done), **options)
+    with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=not work.processes.is_main) as bar:
+        options["report"] = lambda _, done, __: _advance(bar, done)
+        metrics = evaluate_model(model, dataset, work=work, **options)
+    if not work.processes.is_main:
+        return
     seconds = time.perf_counter() - start
     values = metrics.compute()
     content = {**facts, "documents": metrics.documents, "seconds": round(seconds, 3), "metrics": values}

@@ -15,7 +15,8 @@ from .evaluate import measure
 DESCRIPTION = """
 Trains a model and saves it into --output_dir; with --eval_split also measures it. Options come from the recipe and
 from flags of the same names, which win: hf-xmc train --config recipe.yaml --dataset PATH --output_dir my-tagger
-A training that was interrupted goes on with --resume_from_checkpoint true.
+A training that was interrupted goes on with --resume_from_checkpoint true. In several processes:
+accelerate launch --config_file recipes/accelerate/one-machine.yaml -m hf_xmc train --config recipe.yaml ...
 """
 
 
@@ -40,8 +41,12 @@ def run(argv: Sequence[str]) -> None:
     )
     trainer.card.record.dataset = public_name(data.dataset)
     resume: str | bool | None = args.resume_from_checkpoint
+    processes = trainer.work.processes
+    if processes.is_main:
+        print(f"Training in {processes.count} process{'es' if processes.count > 1 else ''}.", flush=True)
     trained = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
-    print(f"The model is in {args.output_dir}.")
+    if processes.is_main:
+        print(f"The model is in {args.output_dir}.")
     if eval_dataset is not None:
         path = os.path.join(args.output_dir, f"{data.eval_split}_results.json")
         facts = {
@@ -50,8 +55,10 @@ def run(argv: Sequence[str]) -> None:
             "split": data.eval_split,
             "training_seconds": trained.metrics["train_runtime"],
         }
-        measure(trainer.model, eval_dataset, path, facts, ks=args.eval_ks, num_threads=args.num_threads)
+        measure(trainer.model, eval_dataset, path, facts, trainer.work, ks=args.eval_ks, num_threads=args.num_threads)
         trainer.create_model_card()
     if args.push_to_hub:
         done = trainer.push_to_hub()
-        print(f"It is at {done.commit_url}.")
+        if processes.is_main:
+            print(f"It is at {done.commit_url}.")
+    trainer.end()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..files import atomic_write, load_tensors, read_json, save_tensors, write_json
 
+logger = logging.getLogger(__name__)
+
 OPTIMIZER_FILE = "optimizer.safetensors"
 OPTIMIZER_GROUPS_FILE = "optimizer.json"
 RANDOM_FILE = "random_state"
 LEVEL_FILE = "level_state.json"
 SHORTLIST_FILE = "shortlist.safetensors"
-# Written last by the trainer: a folder without it is no complete checkpoint.
 TRAINER_STATE_FILE = "trainer_state.json"
+# Written last: says which files a checkpoint consists of.
+SEAL_FILE = "checkpoint.json"
 # All of these, as patterns: what is in a checkpoint and not of the model.
 STATE_FILES = (
     OPTIMIZER_FILE,
@@ -31,6 +36,7 @@ STATE_FILES = (
     LEVEL_FILE,
     SHORTLIST_FILE,
     TRAINER_STATE_FILE,
+    SEAL_FILE,
 )
 
 
@@ -116,11 +122,53 @@ def load_level_state(folder: str) -> tuple[dict[str, Any], list[csr_matrix | Non
     return state, shortlists
 
 
+def seal_checkpoint(folder: str | os.PathLike) -> None:
+    """Writes down size and checksum of each file of a complete checkpoint."""
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != SEAL_FILE)
+    files = {path.relative_to(folder).as_posix(): [path.stat().st_size, _checksum(path)] for path in paths}
+    write_json(Path(folder, SEAL_FILE), {"files": files})
+
+
+def find_damage(folder: str | os.PathLike) -> str | None:
+    """What is wrong with a checkpoint: a text for a message, or `None`."""
+    seal = Path(folder, SEAL_FILE)
+    if not seal.is_file():
+        return f"it has no `{SEAL_FILE}`, so it was not written to its end"
+    try:
+        files = read_json(seal)["files"]
+    except (ValueError, KeyError):
+        return f"its `{SEAL_FILE}` is damaged"
+    for name, (size, checksum) in files.items():
+        path = Path(folder, name)
+        if not path.is_file():
+            return f"`{name}` is missing"
+        if path.stat().st_size != size:
+            return f"`{name}` has {path.stat().st_size:,} bytes in place of {size:,}"
+        if _checksum(path) != checksum:
+            return f"the content of `{name}` is not what was written"
+    return None
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
 def last_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The newest complete checkpoint in a folder."""
+    """The newest checkpoint in a folder that is whole; a damaged one is named in a warning and left alone."""
     found = []
     for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-        if step.isdigit() and (path / TRAINER_STATE_FILE).is_file() and (path / LEVEL_FILE).is_file():
-            found.append((int(step), str(path)))
-    return max(found)[1] if found else None
+        if step.isdigit():
+            found.append((int(step), path))
+    for _, path in sorted(found, reverse=True):
+        damage = find_damage(path)
+        if damage is None:
+            return str(path)
+        logger.warning(
+            "The checkpoint `%s` cannot be used: %s. An earlier one is taken, if there is one.", path, damage
+        )
+    return None

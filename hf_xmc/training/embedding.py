@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..files import load_tensors, save_tensors
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import pad_batch
 from .clustering import Progress
+from .work import ALONE, Work, digest
 
 _BATCH_SIZE = 1024
 
@@ -46,7 +47,7 @@ def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Datas
         remove_columns=["text"],
         features=Columns({"token_ids": ids, "length": Value("int32"), "document": Value("int64")}),
         fn_kwargs={"model": model},
-        new_fingerprint=_digest(dataset._fingerprint, _token_settings(model)),
+        new_fingerprint=digest(dataset._fingerprint, _token_settings(model)),
         desc="Tokenising",
     )
 
@@ -74,25 +75,14 @@ class TokenCollator:
         return {"input_ids": ids, "attention_mask": mask, "documents": rows}
 
 
-class _TokenRows(Sequence):
-    """The windows of each document, read from disk as they are needed."""
-
-    def __init__(self, tokens: Dataset) -> None:
-        self._tokens = tokens
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, rows: Any) -> Any:
-        return self._tokens[rows]["token_ids"]
-
-
 def embed_dataset(
     model: XMCForTextClassification,
     tokens: Dataset,
     batch_size: int,
     cache: str | None = None,
     progress: Progress | None = None,
+    work: Work = ALONE,
+    documents: Callable[[], str] | None = None,
 ) -> np.ndarray:
     """
     The encoder's vectors of tokenised documents.
@@ -109,16 +99,26 @@ def embed_dataset(
             twice.
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            Shares the documents out over processes; this process alone by default.
+        documents (`Callable[[], str]`, *optional*):
+            Gives what [`tokens_digest`] would, where that is known already.
     """
-    path = None
-    if cache is not None:
-        name = _digest(tokens_digest(tokens), _encoder_digest(model))
-        path = os.path.join(cache, f"{name}.safetensors")
-        if os.path.isfile(path):
-            return load_tensors(path, "embeddings")[0]["vectors"]
-    report = None if progress is None else lambda done: progress("embed", done, len(tokens))
-    vectors = model.embed(_TokenRows(tokens), batch_size, report)
-    if path is not None:
+
+    def key() -> str:
+        known = tokens_digest(tokens) if documents is None else documents()
+        return digest(known, _encoder_digest(model))
+
+    path = None if cache is None else os.path.join(cache, f"{key()}.safetensors")
+    if path is not None and work.processes.agree(os.path.isfile(path)):
+        return load_tensors(path, "embeddings")[0]["vectors"]
+
+    def embed(start: int, stop: int) -> dict[str, np.ndarray]:
+        report = None if progress is None else lambda done: progress("embed", start + done, len(tokens))
+        return {"vectors": model.embed(tokens[start:stop]["token_ids"], batch_size, report)}
+
+    vectors = work.rows("vectors", len(tokens), embed, key)["vectors"]
+    if path is not None and work.processes.is_main:
         save_tensors(path, {"vectors": vectors}, "embeddings", {})
     return vectors
 
@@ -148,11 +148,4 @@ def _encoder_digest(model: XMCForTextClassification) -> str:
     for name, tensor in sorted(model.encoder.state_dict().items()):
         fingerprint.update(name.encode())
         fingerprint.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
-    return fingerprint.hexdigest()
-
-
-def _digest(*parts: str) -> str:
-    fingerprint = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        fingerprint.update(hashlib.blake2b(part.encode()).digest())
     return fingerprint.hexdigest()

@@ -25,6 +25,7 @@ from .head_training import (
     bootstrap_head,
     level_data,
     make_level_data,
+    match_documents,
     needs_vectors,
     start_from_frequency,
     starting_data,
@@ -32,7 +33,7 @@ from .head_training import (
 from .levels import LevelData, Schedule
 from .linear_training import add_ranker, build_label_tree, prepare_features, prepare_tree
 from .lora import Adapters
-from .prediction import feature_batches
+from .prediction import map_batches
 from .progress import Stages
 from .training_args import XMCTrainingArguments
 
@@ -70,9 +71,12 @@ class EncoderRun:
         self.model, self.args, self.stages = model, args, stages
         self.arguments = args.make_level_arguments()
         self._vectors: np.ndarray | None = None
+        self._documents_digest: str | None = None
         self.features, self.targets = prepare_features(model, dataset, args, stages, label_texts)
         with stages.stage("tokens"):
-            self.tokens = tokenize_dataset(model, dataset)
+            self.tokens = stages.work.once(
+                "tokens", lambda: tokenize_dataset(model, dataset), Dataset.save_to_disk, Dataset.load_from_disk
+            )
         described = self.features
         if args.label_features == "embedding" and model.label_tree is None:
             described = Features(None, self.vectors())
@@ -153,7 +157,9 @@ class EncoderRun:
         assert tree is not None
         vectors = self.vectors() if needs_vectors(arguments, tree, self.levels, index) else None
         with self.stages.stage(f"level {level} shortlist") as facts:
-            data = make_level_data(self.model, self.counts, index, arguments, vectors, self.stages.report)
+            data = make_level_data(
+                self.model, self.counts, index, arguments, vectors, self.stages.report, self.stages.work
+            )
             if data.shortlist is not None:
                 facts["nodes_above_per_document"] = data.shortlist.nnz / data.shortlist.shape[0]
         start = starting_data(data, tree, self.counts, self.levels, index, arguments.joint)
@@ -161,7 +167,14 @@ class EncoderRun:
             assert vectors is not None
             with self.stages.stage(f"level {level} bootstrap"):
                 bootstrap_head(
-                    head, start, vectors, arguments, self.args.seed, self.args.num_threads, self.stages.report
+                    head,
+                    start,
+                    vectors,
+                    arguments,
+                    self.args.seed,
+                    self.args.num_threads,
+                    self.stages.report,
+                    self.stages.work,
                 )
         else:
             start_from_frequency(head, start, arguments.loss)
@@ -187,7 +200,9 @@ class EncoderRun:
             with self.stages.stage("embed") as facts:
                 batch_size = self.args.per_device_eval_batch_size
                 cache = self.args.embedding_cache
-                self._vectors = embed_dataset(self.model, self.tokens, batch_size, cache, self.stages.report)
+                self._vectors = embed_dataset(
+                    self.model, self.tokens, batch_size, cache, self.stages.report, self.stages.work, self._documents
+                )
                 facts["documents"] = len(self._vectors)
         return self._vectors
 
@@ -250,9 +265,9 @@ class EncoderRun:
         above = [level for level in self.levels if level < model.label_tree.depth]
         if args.ranker_matcher != "heads" or not above:
             return None
-        vectors = torch.from_numpy(self.vectors()).to(model.device)
+        vectors, beam_size = self.vectors(), args.make_ranker_arguments().train_beam_size
         with self.stages.stage("match"):
-            return model.match(vectors, above[-1], args.make_ranker_arguments().train_beam_size)
+            return match_documents(model, vectors, above[-1], beam_size, self.stages.work)
 
     def _choose_share(self, eval_dataset: Dataset | None) -> None:
         config = self.model.config
@@ -300,8 +315,14 @@ class EncoderRun:
                 for level, shortlist in zip(self.groups[self.active], shortlists, strict=True)
             ]
 
+    def _documents(self) -> str:
+        """Fingerprint of the tokens. Reads all of them, but only once."""
+        if self._documents_digest is None:
+            self._documents_digest = tokens_digest(self.tokens)
+        return self._documents_digest
+
     def _identity(self) -> dict[str, Any]:
-        """What must be the same when training goes on. Reads all tokens, but only once."""
+        """What must be the same when training goes on."""
         if self._known_identity is not None:
             return self._known_identity
         assert self.model.label_tree is not None
@@ -312,7 +333,7 @@ class EncoderRun:
         given = self.args.xmc_options()
         options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
         identity = {
-            "documents": tokens_digest(self.tokens),
+            "documents": self._documents(),
             "labels": labels.hexdigest(),
             "label tree": self.model.label_tree.digest(),
             "seed": self.args.seed,
@@ -347,14 +368,19 @@ def choose_share(
     assert model.labels is not None
     truth: csr_matrix = model.labels.encode(dataset, keep_unseen=True)
     results = {float(share): XMCMetrics(ks=(1, 5)) for share in _SHARES}
-    start = 0
-    for features in feature_batches(model, dataset, num_threads=args.num_threads, report=stages.report):
+
+    def rank(features: Features) -> dict[str, np.ndarray]:
         ranked, own, indices = model.candidate_scores(features, 5, num_threads=args.num_threads)
+        best = [mix_scores(ranked, own, indices, share, 5).indices for share in results]
+        return {str(share): found.cpu().numpy() for share, found in zip(results, best, strict=True)}  # type: ignore[union-attr]
+
+    start = 0
+    options = {"num_threads": args.num_threads, "report": stages.report, "work": stages.work}
+    for best in map_batches(model, dataset, rank, **options):  # type: ignore[arg-type]
+        count = len(next(iter(best.values())))
         for share, metrics in results.items():
-            best = mix_scores(ranked, own, indices, share, 5)
-            assert best.indices is not None
-            metrics.update(best.indices.cpu().numpy(), truth[start : start + len(features)])
-        start += len(features)
+            metrics.update(best[str(share)], truth[start : start + count])
+        start += count
     values = {share: metrics.compute()[_CHOSEN_BY] for share, metrics in results.items()}
     chosen = max(values, key=lambda share: (values[share], -share))
     return round(chosen, 4), values[chosen]

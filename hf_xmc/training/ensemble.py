@@ -6,15 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 
-from ..ensemble_xmc import XMCEnsemble, combine_members
+from ..ensemble_xmc import MemberFeatures, XMCEnsemble, combine_members
 from ..evaluation.metrics import XMCMetrics
 from ..modeling_xmc import XMCForTextClassification
 from .clustering import Progress
-from .prediction import feature_batches
+from .prediction import map_batches
 
 _CHOSEN_BY = "nDCG@5"
 _ROUNDS = 20
@@ -85,10 +86,15 @@ def choose_weights(
     truth = ensemble.labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(ensemble.labels)).any():
         raise ValueError("No validation document has a label of the models: weights cannot be chosen on them.")
-    parts = []
-    for features in feature_batches(ensemble, dataset, num_threads=num_threads, report=report):
-        parts.append(ensemble.member_scores(features, 5, num_threads=num_threads))
-    scores, indices = (torch.cat(column, dim=1) for column in zip(*parts, strict=True))
+
+    def ask_members(features: MemberFeatures) -> dict[str, np.ndarray]:
+        found = ensemble.member_scores(features, 5, num_threads=num_threads)
+        return {name: part.cpu().numpy() for name, part in zip(("scores", "indices"), found, strict=True)}
+
+    parts = list(map_batches(ensemble, dataset, ask_members, num_threads=num_threads, report=report))
+    scores, indices = (
+        torch.from_numpy(np.concatenate([part[name] for part in parts], axis=1)) for name in ("scores", "indices")
+    )
     count = len(ensemble.models)
 
     def measure(times: Sequence[int]) -> float:

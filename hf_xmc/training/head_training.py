@@ -16,19 +16,19 @@ from ..head_search import Head
 from ..heads import BottleneckHead, LevelHead
 from ..label_tree import LabelTree
 from ..lanes import LANES
+from ..linear_ranker import Beam
 from ..modeling_xmc import XMCForTextClassification
 from .clustering import Progress
 from .levels import LevelArguments, LevelData, per_level
 from .ranker_training import RankerArguments, train_classifiers
 from .shortlist import Shortlist
+from .work import ALONE, Work
 
 _SOLVER_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
 # Dense vectors resemble each other: the squared hinge takes more passes than on TF-IDF to come near its optimum.
 _BOOTSTRAP_PASSES = 60
 
-# Documents that search the level above together.
-_DOCUMENTS_PER_SEARCH = 4096
 # Documents whose principal components a projection starts from.
 _PRINCIPAL_DOCUMENTS = 16384
 # The time of a bootstrap grows with the length of the vectors, and those of several layers side by side repeat a lot:
@@ -49,6 +49,7 @@ def make_level_data(
     arguments: LevelArguments,
     vectors: np.ndarray | None,
     progress: Progress | None = None,
+    work: Work = ALONE,
 ) -> LevelData:
     """
     The shortlists of one level by the heads above it, and all else a batch of the level is made of.
@@ -66,6 +67,8 @@ def make_level_data(
             The encoder's vectors of the documents, where [`needs_vectors`] says so.
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            Shares the documents out over processes; this process alone by default.
     """
     tree, levels = model.label_tree, model.config.head_levels
     assert tree is not None and levels is not None
@@ -80,7 +83,7 @@ def make_level_data(
         if negatives != "tfn":
             assert vectors is not None
             beam_size = per_level(arguments.beam_size, len(levels), "beam_size")[index]
-            parts.append(_predicted_nodes(model, vectors, above, min(beam_size, size), progress))
+            parts.append(_predicted_nodes(model, vectors, above, min(beam_size, size), progress, work))
         shortlist = csr_matrix(sum(parts[1:], start=parts[0]) > 0, dtype=np.float32)
         shortlist.sort_indices()
     return level_data(tree, counts, levels, index, shortlist, arguments)
@@ -136,16 +139,23 @@ def _parts(head: Head, data: LevelData) -> Iterator[tuple[LevelHead, LevelData]]
 
 @torch.no_grad()
 def _predicted_nodes(
-    model: XMCForTextClassification, vectors: np.ndarray, level: int, top_k: int, progress: Progress | None
+    model: XMCForTextClassification,
+    vectors: np.ndarray,
+    level: int,
+    top_k: int,
+    progress: Progress | None,
+    work: Work,
 ) -> csr_matrix:
     """`P^(t)`: the best nodes of a level for each document."""
-    found = []
-    for start in range(0, len(vectors), _DOCUMENTS_PER_SEARCH):
-        part = torch.from_numpy(vectors[start : start + _DOCUMENTS_PER_SEARCH]).to(model.device)
-        found.append(model.search_level(part, level, top_k, beam_size=top_k)[1].cpu().numpy())
+
+    def search(start: int, stop: int) -> dict[str, np.ndarray]:
+        part = torch.from_numpy(vectors[start:stop]).to(model.device)
+        found = model.search_level(part, level, top_k, beam_size=top_k)[1].cpu().numpy()
         if progress is not None:
-            progress("shortlist", start + len(part), len(vectors))
-    nodes = np.concatenate(found)
+            progress("shortlist", stop, len(vectors))
+        return {"nodes": found}
+
+    nodes = work.rows("nodes", len(vectors), search)["nodes"]
     known = nodes >= 0
     indptr = np.concatenate([[0], np.cumsum(known.sum(axis=1))])
     assert model.label_tree is not None
@@ -153,6 +163,32 @@ def _predicted_nodes(
     matrix = csr_matrix((np.ones(known.sum(), dtype=np.float32), nodes[known], indptr), shape=shape)
     matrix.sort_indices()
     return matrix
+
+
+def match_documents(
+    model: XMCForTextClassification, vectors: np.ndarray, level: int, top_k: int, work: Work = ALONE
+) -> Beam:
+    """
+    What [`~XMCForTextClassification.match`] finds for many documents.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            A model with heads down to the level.
+        vectors (`np.ndarray`):
+            The encoder's vectors of the documents.
+        level (`int`):
+            Level, counted from 1.
+        top_k (`int`):
+            Nodes per document.
+        work ([`Work`], *optional*):
+            Shares the documents out over processes; this process alone by default.
+    """
+
+    def match(start: int, stop: int) -> dict[str, np.ndarray]:
+        beam = model.match(torch.from_numpy(vectors[start:stop]).to(model.device), level, top_k)
+        return {"nodes": beam.nodes, "log_probabilities": beam.log_probabilities}
+
+    return Beam(level, **work.rows("matched nodes", len(vectors), match))
 
 
 def bootstrap_head(
@@ -163,6 +199,7 @@ def bootstrap_head(
     seed: int = 0,
     num_threads: int | None = None,
     progress: Progress | None = None,
+    work: Work = ALONE,
 ) -> None:
     """
     Sets a head to the solution of the level's objective with the encoder as it is.
@@ -184,16 +221,18 @@ def bootstrap_head(
             Threads to use; all cores by default.
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            Shares the nodes out over processes; this process alone by default.
     """
     for part, own_data in _parts(head, data):
         is_short = isinstance(part, BottleneckHead)
         if not is_short and vectors.shape[1] <= _MAX_DIMENSIONS:
-            rows, bias = _solve(own_data, vectors, arguments, seed, num_threads, progress)
+            rows, bias = _solve(own_data, vectors, arguments, seed, num_threads, progress, work)
         else:
             count = part.weight.shape[1] if is_short else _COMPONENTS
             projection, centre = principal_components(vectors, count, seed)
             components = vectors @ projection.T - centre
-            rows, bias = _solve(own_data, components, arguments, seed, num_threads, progress)
+            rows, bias = _solve(own_data, components, arguments, seed, num_threads, progress, work)
             bias = bias - rows @ centre
             rows = rows if is_short else rows @ projection
         with torch.no_grad():
@@ -231,6 +270,7 @@ def _solve(
     seed: int,
     num_threads: int | None,
     progress: Progress | None,
+    work: Work,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and biases of the level's nodes that solve its objective for these vectors."""
     cost = arguments.bootstrap_cost
@@ -255,7 +295,7 @@ def _solve(
         shortlist = Shortlist(by_node.indptr.astype(np.int64), by_node.indices.astype(np.int64))
     stage = f"bootstrap level {data.level}"
     blocks, dense = train_classifiers(
-        Features(None, vectors), data.counts, offsets, shortlist, settings, stage, num_threads, progress
+        Features(None, vectors), data.counts, offsets, shortlist, settings, stage, num_threads, progress, work
     )
     width = vectors.shape[1] + 1
     lanes = dense.reshape(len(blocks), width, LANES).transpose(0, 2, 1)

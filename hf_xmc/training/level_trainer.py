@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import EarlyStoppingCallback, Trainer
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from .checkpoints import load_optimizer, load_random_state, save_optimizer, save_random_state
+from ..files import new_folder, partial_name
+from ..heads import LevelHead
+from .checkpoints import (
+    TRAINER_STATE_FILE,
+    load_optimizer,
+    load_random_state,
+    save_optimizer,
+    save_random_state,
+    seal_checkpoint,
+)
 from .encoder_training import EncoderRun
 from .optimizer import RowAdamW
 from .progress import StageProgressCallback
+from .termination import EXIT_CODE, Termination
 from .training_args import XMCTrainingArguments
+from .work import Work
+
+logger = logging.getLogger(__name__)
 
 
 class EpochLengthSampler(LengthGroupedSampler):
@@ -59,6 +77,10 @@ class LevelTrainer(Trainer):
     # Step and time of the last line in the log.
     _last_log: tuple[int, float] = (0, 0.0)
     _last_save = 0
+    # Parameters whose gradients hold few rows, which no wrapper averages over processes.
+    _sparse_rows: Sequence[nn.Parameter] = ()
+    work: Work
+    termination: Termination
     # What was logged before the loop, which starts a log of its own.
     _earlier_logs: Sequence[dict[str, float]] = ()
 
@@ -82,7 +104,8 @@ class LevelTrainer(Trainer):
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         # The base class hands over a column that is read from disk for every comparison.
-        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        # Of all processes: the order is then that of one process with as large a batch.
+        batch_size = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return EpochLengthSampler(batch_size, list(train_dataset["length"]), seed)
 
@@ -143,7 +166,18 @@ class LevelTrainer(Trainer):
             self._last_log = (self.state.global_step, time.perf_counter())
             if self._progress is not None:
                 self._progress.show_level(self._level_name(), self.state)
-        return super().training_step(model, inputs, num_items_in_batch)
+        self.termination.is_patient = self.args.save_strategy != "no"
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            for parameter in self._sparse_rows:
+                parameter.grad = self.work.processes.average_rows(parameter.grad, parameter)
+        return loss
+
+    def _leave_out_sparse_rows(self) -> None:
+        """Leaves rows of which a step touches few to [`~Processes.average_rows`]: the wrapper would send all."""
+        names = [f"{name}.weight" for name, head in self.model.named_modules() if _has_sparse_rows(head)]
+        self._sparse_rows = [self.model.get_parameter(name) for name in names] if self.work.is_shared else []
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, names)
 
     def _level_name(self) -> str:
         assert self._run is not None
@@ -198,6 +232,19 @@ class LevelTrainer(Trainer):
         self._end_level_if_asked()
         self._save_at_end_of_level()
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
+        """Writes a checkpoint and ends the process, where any of the processes got the signal to end."""
+        if self.work.processes.agree(not self.termination.is_asked):
+            return
+        step = self.state.global_step
+        if step != self._last_save:
+            self._save_checkpoint(self.model, None)
+        logger.warning(
+            "Training was asked to end (SIGTERM). It goes on after step %d with `resume_from_checkpoint=True`.", step
+        )
+        sys.exit(EXIT_CODE)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         metrics = super()._evaluate(*args, **kwargs)
@@ -206,9 +253,47 @@ class LevelTrainer(Trainer):
         self._save_at_end_of_level()
         return metrics
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        super()._save_checkpoint(*args, **kwargs)
-        self._last_save = self.state.global_step
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes a checkpoint under a temporary name, which it changes when it is whole."""
+        step, processes = self.state.global_step, self.work.processes
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
+        run_folder = self._get_output_dir(trial=trial)
+        folder = os.path.join(run_folder, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+        with ExitStack() as stack:
+            temporary = partial_name(folder)
+            if processes.is_main:
+                stack.enter_context(new_folder(folder))
+            processes.wait()
+            self.save_model(temporary, _internal_call=True)
+            if self.state.best_global_step == step:
+                self.state.best_model_checkpoint = folder
+            self._save_optimizer_and_scheduler(temporary)
+            self._save_scaler(temporary)
+            self._save_rng_state(temporary)
+            if processes.is_main:
+                self._note_callbacks()
+                self.state.save_to_json(os.path.join(temporary, TRAINER_STATE_FILE))
+            processes.wait()
+            if processes.is_main:
+                seal_checkpoint(temporary)
+        processes.wait()
+        self._last_save = step
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(folder)
+        if processes.is_main:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(run_folder, save_total_limit=self.args.save_total_limit, best_model_checkpoint=best)
+
+    def _note_callbacks(self) -> None:
+        """Takes the state of callbacks into the trainer's own, which is about to be written."""
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(callback, ExportableState):
+                name, content = type(callback).__name__, callback.state()
+                if isinstance(self.state.stateful_callbacks[name], list):
+                    self.state.stateful_callbacks[name].append(content)
+                else:
+                    self.state.stateful_callbacks[name] = content
 
     def _save_at_end_of_level(self) -> None:
         """What comes next takes long and starts from here. The end of an epoch comes by once more at the same step."""
@@ -286,3 +371,7 @@ class LevelTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             load_random_state(checkpoint, self.args.process_index)
+
+
+def _has_sparse_rows(module: nn.Module) -> bool:
+    return isinstance(module, LevelHead) and module.sparse

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 
 from ..data import feature_matrix
 from ..features import Features
+from ..files import load_tensors, save_tensors
 from ..label_tree import LabelTree
 from ..labels import Labels
 from ..linear_ranker import Beam
 from ..modeling_xmc import XMCForTextClassification
+from ..tfidf import TfidfFeaturizer
 from .clustering import TreeArguments, build_tree, frequency_tree
 from .label_features import describe_labels
 from .progress import CountedTexts, Stages
 from .ranker_training import train_ranker
 from .training_args import XMCTrainingArguments
+
+_MATRIX_FILE = "matrix.safetensors"
 
 
 def train_linear(
@@ -103,7 +109,7 @@ def add_ranker(
     assert tree is not None
     with stages.stage("ranker") as facts:
         model.ranker = train_ranker(
-            features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report, start
+            features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report, start, stages.work
         )
         facts.update(ranker_bytes=model.ranker.num_bytes)
 
@@ -122,12 +128,34 @@ def training_features(
         model.config.vector_power = args.vector_power
         return model.prepare_vectors(Features(feature_matrix(dataset)))
     texts = dataset["text"]
-    if model.tfidf is None:
-        tfidf = args.make_tfidf()
-        tfidf.fit(CountedTexts(texts, "tf-idf: fit", stages.report), num_workers=args.num_threads)
-        model.tfidf = tfidf
-    counted = CountedTexts(texts, "tf-idf: transform", stages.report)
-    return Features(model.tfidf.transform(counted, num_workers=args.num_threads))
+
+    def make() -> tuple[TfidfFeaturizer, csr_matrix]:
+        tfidf = model.tfidf
+        if tfidf is None:
+            tfidf = args.make_tfidf()
+            tfidf.fit(CountedTexts(texts, "tf-idf: fit", stages.report), num_workers=args.num_threads)
+        counted = CountedTexts(texts, "tf-idf: transform", stages.report)
+        return tfidf, tfidf.transform(counted, num_workers=args.num_threads)
+
+    model.tfidf, matrix = stages.work.once("tf-idf", make, _save_tfidf, _load_tfidf)
+    return Features(matrix)
+
+
+def _save_tfidf(made: tuple[TfidfFeaturizer, csr_matrix], folder: str) -> None:
+    tfidf, matrix = made
+    tfidf.save_pretrained(folder)
+    arrays = {"indptr": matrix.indptr, "indices": matrix.indices, "data": matrix.data}
+    save_tensors(os.path.join(folder, _MATRIX_FILE), arrays, "sparse matrix")
+
+
+def _load_tfidf(folder: str) -> tuple[TfidfFeaturizer, csr_matrix]:
+    tfidf = TfidfFeaturizer.from_pretrained(folder)
+    arrays, _ = load_tensors(os.path.join(folder, _MATRIX_FILE), "sparse matrix")
+    shape = (len(arrays["indptr"]) - 1, tfidf.num_features)
+    # Checking the matrix would read all of it, and copy what is mapped.
+    matrix = csr_matrix(shape, dtype=arrays["data"].dtype)
+    matrix.data, matrix.indices, matrix.indptr = arrays["data"], arrays["indices"], arrays["indptr"]
+    return tfidf, matrix
 
 
 def build_label_tree(
@@ -145,7 +173,11 @@ def build_label_tree(
     if arguments.clustering == "frequency":
         counts = np.bincount(targets.indices, minlength=targets.shape[1])
         return frequency_tree(counts, arguments.shares, arguments.shares_of)
-    label_features = describe_labels(
-        model, features, targets, args.label_features, args.label_max_features, args.num_threads
-    )
-    return build_tree(label_features, arguments, args.num_threads, stages.report)
+
+    def make() -> LabelTree:
+        label_features = describe_labels(
+            model, features, targets, args.label_features, args.label_max_features, args.num_threads
+        )
+        return build_tree(label_features, arguments, args.num_threads, stages.report)
+
+    return stages.work.once("label tree", make, LabelTree.save_pretrained, LabelTree.from_pretrained)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
 from ..tagging import TextTagger
 from .clustering import Progress
+from .work import ALONE, Work
 
 # Documents in memory at a time.
 BATCH_SIZE = 4096
@@ -57,41 +58,53 @@ def _own_features(model: XMCForTextClassification, dataset: Dataset, num_threads
     return model.prepare_vectors(Features(feature_matrix(dataset, model.ranker.num_sparse)))
 
 
-def feature_batches(
+@torch.no_grad()
+def map_batches(
     model: TextTagger,
     dataset: Dataset,
+    function: Callable[[Any], Mapping[str, np.ndarray]],
     batch_size: int = BATCH_SIZE,
     num_threads: int | None = None,
     report: Progress | None = None,
-) -> Iterator[Any]:
+    work: Work = ALONE,
+) -> Iterator[Mapping[str, np.ndarray]]:
     """
-    Yields the features of one batch of documents after another.
+    Yields what a function makes of the features of one batch of documents after another.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
         dataset (`datasets.Dataset`):
             Documents in the columns of [`prepare_dataset`].
+        function (`Callable[[Features], Mapping[str, np.ndarray]]`):
+            Makes arrays of the features of a batch.
         batch_size (`int`, *optional*, defaults to 4096):
             Documents in memory at a time.
         num_threads (`int`, *optional*):
             Threads to use; all cores by default.
         report (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            Shares the batches out over processes; this process alone by default.
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
     models = model.models if isinstance(model, XMCEnsemble) else [model]
     if any(getattr(own, "encoder", None) is not None for own in models):
         batch_size = min(batch_size, _ENCODED_TOGETHER)
-    for start in range(0, len(dataset), batch_size):
-        stop = min(start + batch_size, len(dataset))
-        yield document_features(model, dataset.select(range(start, stop)), num_threads)
-        if report is not None:
-            report("predict", stop, len(dataset))
+    starts = range(0, len(dataset), batch_size)
+
+    def make(indices: Sequence[int]) -> Iterator[Mapping[str, np.ndarray]]:
+        for index in indices:
+            stop = min(starts[index] + batch_size, len(dataset))
+            batch = dataset.select(range(starts[index], stop))
+            yield function(document_features(model, batch, num_threads))
+            if report is not None:
+                report("predict", stop, len(dataset))
+
+    yield from work.pieces("predictions", len(starts), make)
 
 
-@torch.no_grad()
 def predict_batches(
     model: TextTagger,
     dataset: Dataset,
@@ -100,6 +113,7 @@ def predict_batches(
     batch_size: int = BATCH_SIZE,
     num_threads: int | None = None,
     report: Progress | None = None,
+    work: Work = ALONE,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """
     Yields scores and label ids, `(documents, top_k)` each, of one batch of documents after another.
@@ -119,10 +133,16 @@ def predict_batches(
             Threads to use; all cores by default.
         report (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            Shares the batches out over processes; this process alone by default.
     """
-    for features in feature_batches(model, dataset, batch_size, num_threads, report):
+
+    def predict(features: Any) -> dict[str, np.ndarray]:
         output = model(features, top_k, beam_size, num_threads)
-        yield output.scores.cpu().numpy(), output.indices.cpu().numpy()
+        return {"scores": output.scores.cpu().numpy(), "indices": output.indices.cpu().numpy()}
+
+    for arrays in map_batches(model, dataset, predict, batch_size, num_threads, report, work):
+        yield arrays["scores"], arrays["indices"]
 
 
 def evaluate_model(
@@ -133,6 +153,7 @@ def evaluate_model(
     batch_size: int = BATCH_SIZE,
     num_threads: int | None = None,
     report: Progress | None = None,
+    work: Work = ALONE,
 ) -> XMCMetrics:
     """
     Predicts a data set and compares with its labels. Labels that training did not see count as missed.
@@ -152,6 +173,8 @@ def evaluate_model(
             Threads to use; all cores by default.
         report (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            Shares the batches out over processes, which get the same result; this process alone by default.
     """
     labels = model.labels
     if labels is None:
@@ -166,7 +189,7 @@ def evaluate_model(
     known = {"counts": labels.counts, "num_documents": labels.num_documents} if labels.num_documents else {}
     metrics = XMCMetrics(**known, **({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
     start = 0
-    batches = predict_batches(model, dataset, metrics.ks[-1], beam_size, batch_size, num_threads, report)
+    batches = predict_batches(model, dataset, metrics.ks[-1], beam_size, batch_size, num_threads, report, work)
     for _, indices in batches:
         metrics.update(indices, truth[start : start + len(indices)])
         start += len(indices)
@@ -181,6 +204,7 @@ def evaluate_level(
     ks: Iterable[int] | None = None,
     num_threads: int | None = None,
     report: Progress | None = None,
+    work: Work = ALONE,
 ) -> XMCMetrics:
     """
     Compares the nodes that the heads find at one level with the true ones.
@@ -198,16 +222,20 @@ def evaluate_level(
             Threads to use; all cores by default.
         report (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            See [`evaluate_model`].
     """
     labels, tree = model.labels, model.label_tree
     assert labels is not None and tree is not None
     truth = tree.targets(labels.encode(dataset))[level - 1]
     metrics = XMCMetrics(**({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
     texts = dataset["text"]
-    for start in range(0, len(dataset), _ENCODED_TOGETHER):
-        vectors = torch.from_numpy(model.embed(texts[start : start + _ENCODED_TOGETHER])).to(model.device)
-        nodes = model.search_level(vectors, level, metrics.ks[-1])[1].cpu().numpy()
-        metrics.update(nodes, truth[start : start + len(nodes)])
+
+    def search(start: int, stop: int) -> dict[str, np.ndarray]:
+        vectors = torch.from_numpy(model.embed(texts[start:stop])).to(model.device)
         if report is not None:
-            report("evaluate", start + len(nodes), len(dataset))
+            report("evaluate", stop, len(dataset))
+        return {"nodes": model.search_level(vectors, level, metrics.ks[-1])[1].cpu().numpy()}
+
+    metrics.update(work.rows("nodes", len(dataset), search)["nodes"], truth)
     return metrics

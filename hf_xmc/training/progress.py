@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerState
 
 from .clustering import Progress
+from .work import ALONE, Work
 
 
 class StageProgressCallback(ProgressCallback):
@@ -65,11 +66,15 @@ class Stages:
             Takes the seconds of a stage.
         report (`Callable`, *optional*):
             Called with (stage, done, total) while a stage is at work.
+        work ([`Work`], *optional*):
+            Shares what a stage does with other processes; this process alone by default.
     """
 
-    def __init__(self, log: Callable[[dict[str, float]], None], report: Progress | None = None) -> None:
+    def __init__(
+        self, log: Callable[[dict[str, float]], None], report: Progress | None = None, work: Work = ALONE
+    ) -> None:
         self._log = log
-        self.report = report
+        self.report, self.work = report, work
         self.seconds: dict[str, float] = {}
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -28,12 +29,17 @@ from ..linear_ranker import (
 from .clustering import Progress
 from .shortlist import NEGATIVES, Shortlist, level_shortlist
 from .solver import train_blocks
+from .work import ALONE, Work, digest
 
 WEIGHT_DTYPES = ("int8", "float32")
 MATCHERS = ("ranker", "heads")
 
 # Documents of the blocks that one piece of work trains.
 _DOCUMENTS_PER_TASK = 8192
+
+# Pieces of a level that processes share, and that an interruption leaves whole; enough for as many processes.
+_MOST_PIECES = 256
+_PARTS = ("sizes", "records", "buckets", "dense")
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
 _COPIED_NONZEROS = 1 << 20
@@ -126,6 +132,7 @@ def train_ranker(
     num_threads: int | None = None,
     progress: Progress | None = None,
     start: Beam | None = None,
+    work: Work = ALONE,
 ) -> LinearRanker:
     """
     Trains one linear classifier per node of the tree, or of its levels below `start`.
@@ -145,12 +152,15 @@ def train_ranker(
             Called with (stage, done, total).
         start ([`Beam`], *optional*):
             The nodes that a matcher, which is not the ranker, finds for the training documents.
+        work ([`Work`], *optional*):
+            Shares the nodes out over processes, which get the same ranker, and keeps what is trained; this process
+            alone by default.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
     if targets.count_nonzero() == 0:
         raise ValueError("No training document has a label: there is nothing to learn.")
-    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1)
+    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1, work)
     level_targets = tree.targets(targets)
     child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
@@ -169,13 +179,16 @@ def train_ranker(
             level,
             num_threads,
             start,
+            work,
         )
         first_parent = first_node(tree, level - 1)
         blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
-        problem.train_level(level_targets[level - 1], shortlist, blocks, weights, stage, progress)
-        if level == tree.depth or arguments.negatives != "tfn":
+        # Of the last level, which is the largest, one process holds the weights; the others map its file.
+        holds = work.processes.is_main or level < tree.depth
+        problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage, progress)
+        if holds and (level == tree.depth or arguments.negatives != "tfn"):
             ranker = LinearRanker(
                 tree,
                 weights.snapshot(),
@@ -186,8 +199,14 @@ def train_ranker(
                 beam_size=arguments.beam_size,
                 first_level=first_level,
             )
-    assert ranker is not None
-    return ranker
+
+    def trained() -> LinearRanker:
+        assert ranker is not None
+        return ranker
+
+    return work.once(
+        "ranker", trained, LinearRanker.save_pretrained, lambda folder: LinearRanker.from_pretrained(folder, tree=tree)
+    )
 
 
 def train_classifiers(
@@ -199,6 +218,7 @@ def train_classifiers(
     stage: str,
     num_threads: int | None = None,
     progress: Progress | None = None,
+    work: Work = ALONE,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     Trains the classifiers of one level on dense features.
@@ -220,6 +240,8 @@ def train_classifiers(
             Threads to use; all cores by default.
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
+        work ([`Work`], *optional*):
+            See [`train_ranker`].
 
     Returns:
         `tuple[np.ndarray, np.ndarray]`: the blocks, (node above, first child, children) each, and their weights, the
@@ -229,7 +251,7 @@ def train_classifiers(
     block_begin = np.concatenate([[0], np.cumsum(counts)])
     blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
     weights = _GrowingWeights(arguments.weight_dtype)
-    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1)
+    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1, work)
     problem.train_level(targets, shortlist, blocks, weights, stage, progress)
     return blocks, weights.snapshot().dense
 
@@ -248,8 +270,9 @@ def _level_blocks(child_begin: np.ndarray, block_begin: np.ndarray, first_node: 
 class _Problem:
     """The training documents as the solver wants them, and working memory for each thread."""
 
-    def __init__(self, features: Features, arguments: RankerArguments, num_threads: int) -> None:
+    def __init__(self, features: Features, arguments: RankerArguments, num_threads: int, work: Work) -> None:
         self.arguments, self.num_threads = arguments, num_threads
+        self.shared_work = work
         sparse = sparse_part(features)
         self.dense = dense_part(features)
         self.indptr, self.indices, self.data = sparse.indptr, sparse.indices, sparse.data
@@ -264,20 +287,59 @@ class _Problem:
         targets: csr_matrix,
         shortlist: Shortlist,
         blocks: np.ndarray,
-        weights: _GrowingWeights,
+        weights: _GrowingWeights | None,
         stage: str,
         progress: Progress | None,
     ) -> None:
-        """Trains the blocks of one level and appends them to `weights`."""
+        """Trains the blocks of one level and appends them to `weights`, where there are any."""
         before = np.cumsum(np.append(0, np.diff(shortlist.indptr)[blocks[:-1, 0]]))
         tasks = np.split(blocks, np.flatnonzero(np.diff(before // _DOCUMENTS_PER_TASK)) + 1)
-        done = 0
+        for arrays in self._share_tasks(targets, shortlist, tasks, stage, progress):
+            if weights is not None:
+                weights.append(*arrays)
+
+    def _train_tasks(
+        self,
+        targets: csr_matrix,
+        shortlist: Shortlist,
+        tasks: list[np.ndarray],
+        stage: str,
+        progress: Progress | None,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        done, total = 0, sum(map(len, tasks))
         with ThreadPoolExecutor(self.num_threads) as pool:
             for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
-                weights.append(*trained)
                 done += len(trained[0])
                 if progress is not None:
-                    progress(stage, done, len(blocks))
+                    progress(stage, done, total)
+                yield trained
+
+    def _share_tasks(
+        self,
+        targets: csr_matrix,
+        shortlist: Shortlist,
+        tasks: list[np.ndarray],
+        stage: str,
+        progress: Progress | None,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """What the tasks give, in pieces that any process may train."""
+        pieces = [part.tolist() for part in np.array_split(np.arange(len(tasks)), min(len(tasks), _MOST_PIECES))]
+
+        def train(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
+            own = [tasks[task] for index in indices for task in pieces[index]]
+            trained = self._train_tasks(targets, shortlist, own, stage, progress)
+            for index in indices:
+                parts = zip(*(next(trained) for _ in pieces[index]), strict=True)
+                yield dict(zip(_PARTS, map(np.concatenate, parts), strict=True))
+
+        def key() -> str:
+            return digest(
+                repr(self.arguments), self.indptr, self.indices, self.data, self.dense, targets.indptr,
+                targets.indices, targets.data, shortlist.indptr, shortlist.rows, np.concatenate(tasks),
+            )  # fmt: skip
+
+        for arrays in self.shared_work.pieces(stage.replace("/", " of "), len(pieces), train, key):
+            yield tuple(arrays[name] for name in _PARTS)
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         arguments = self.arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.sparse import csr_matrix
 from ..features import Features
 from ..lanes import compiled
 from ..linear_ranker import Beam, LinearRanker, first_node
+from .work import ALONE, Work
 
 NEGATIVES = ("tfn", "man", "both")
 
@@ -39,6 +41,7 @@ def level_shortlist(
     level: int,
     num_threads: int | None,
     start: Beam | None = None,
+    work: Work = ALONE,
 ) -> Shortlist:
     """
     Documents that train the children of each of the `num_nodes` nodes above `level`.
@@ -53,6 +56,8 @@ def level_shortlist(
             The levels trained so far, for `"man"`.
         start ([`Beam`], *optional*):
             Where the beams begin, if not at the root; those of the level above are taken as they are.
+        work ([`Work`], *optional*):
+            Shares the documents out over processes; this process alone by default.
     """
     if true_nodes is None:
         return Shortlist(np.array([0, len(features)]), np.arange(len(features)))
@@ -66,10 +71,16 @@ def level_shortlist(
         found = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
         first_true = np.append(true, 0)[true_ptr[:-1]]
-        for rows in np.array_split(np.argsort(first_true, kind="stable"), -(-len(features) // _DOCUMENTS_PER_SEARCH)):
-            begin = None if start is None else start[rows]
-            options = (level - 1, found.shape[1], beam_size, True, num_threads, begin)
-            found[rows] = ranker.search(features[rows], *options)[1]
+        groups = np.array_split(np.argsort(first_true, kind="stable"), -(-len(features) // _DOCUMENTS_PER_SEARCH))
+
+        def search(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
+            for rows in (groups[index] for index in indices):
+                begin = None if start is None else start[rows]
+                options = (level - 1, found.shape[1], beam_size, True, num_threads, begin)
+                yield {"nodes": ranker.search(features[rows], *options)[1]}
+
+        for rows, beam in zip(groups, work.pieces("beams", len(groups), search), strict=True):
+            found[rows] = beam["nodes"]
         numbered_from = first_node(ranker.tree, level - 1)
     if negatives == "man":
         true_ptr = np.zeros_like(true_ptr)

@@ -27,7 +27,7 @@ from ..hub.publishing import PublishingMixin
 from ..hub.training_record import TRAINING_ARGS_FILE
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import padding_id
-from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, last_checkpoint
+from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
 from .clustering import Progress
 from .embedding import TokenCollator
 from .encoder_training import EncoderRun
@@ -35,8 +35,11 @@ from .level_trainer import LevelTrainer
 from .linear_training import train_linear
 from .methods import ENCODER_METHODS
 from .prediction import evaluate_level, evaluate_model, predict_batches
+from .processes import Processes
 from .progress import StageProgressCallback, Stages
+from .termination import Termination
 from .training_args import XMCTrainingArguments
+from .work import WORK_FOLDER, Work
 
 logger = logging.getLogger(__name__)
 
@@ -106,15 +109,17 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
         self.label_texts = None if label_texts is None else dict(label_texts)
-        if train_dataset is not None:
-            train_dataset = self._prepare(train_dataset)
-        if isinstance(eval_dataset, Mapping):
-            eval_dataset = {name: self._prepare(dataset) for name, dataset in eval_dataset.items()}
-        elif eval_dataset is not None:
-            eval_dataset = self._prepare(eval_dataset)
+        with args.main_process_first(local=False, desc="reading the data"):
+            if train_dataset is not None:
+                train_dataset = self._prepare(train_dataset)
+            if isinstance(eval_dataset, Mapping):
+                eval_dataset = {name: self._prepare(dataset) for name, dataset in eval_dataset.items()}
+            elif eval_dataset is not None:
+                eval_dataset = self._prepare(eval_dataset)
         super().__init__(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
         )
+        self._work_together()
         # The base class notes a setting of text generation in the configuration.
         self.model.config.__dict__.pop("use_cache", None)
         # Linear methods have no epochs, and a 0 in every log line would tell nothing.
@@ -124,6 +129,19 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             self._progress = StageProgressCallback()
             self.remove_callback(ProgressCallback)
             self.add_callback(self._progress)
+
+    def _work_together(self) -> None:
+        """Finds the other processes of this training, if there are any."""
+        args, processes = self.args, Processes()
+        self.termination = Termination()
+        self.work = Work(processes, os.path.join(str(args.output_dir), WORK_FOLDER), args.save_strategy != "no")
+        if processes.count > 1:
+            if args.num_threads is None:
+                args.num_threads = max(1, (os.cpu_count() or 1) // processes.per_node)
+            if args.ddp_find_unused_parameters is None:
+                # Heads of levels that are not at work have no gradients.
+                args.ddp_find_unused_parameters = True
+        logger.info("Process %d of %d, %s threads.", processes.index + 1, processes.count, args.num_threads or "all")
 
     def train(
         self,
@@ -136,8 +154,9 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint to go on from, or `True` for the last one in `args.output_dir`; where there is none yet,
-                training starts anew. Linear methods have no checkpoints.
+                A checkpoint to go on from, or `True` for the last one in `args.output_dir` that is whole; where there
+                is none yet, training starts anew. What stages without steps had done is found again, too: linear
+                methods have nothing else, and take `True` alone.
             trial (*optional*):
                 Of a hyper-parameter search; see [`~transformers.Trainer.train`].
             ignore_keys_for_eval (`list[str]`, *optional*):
@@ -147,17 +166,25 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             `TrainOutput`: its metrics are the seconds of the run and of its stages. The training loss is NaN where no
             encoder is trained.
         """
-        checkpoint = self._find_checkpoint(resume_from_checkpoint)
-        dataset = self._check_can_train(resumes=checkpoint is not None)
+        with self.work.processes.explained(), self.termination:
+            return self._train(resume_from_checkpoint, trial)
+
+    def _train(self, resume: str | bool | None, trial: Any) -> TrainOutput:
+        checkpoint = self._find_checkpoint(resume)
+        dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.work.is_begun))
         start = time.time()
-        stages = Stages(self.log, self._report)
+        self.work.start(resume=bool(resume))
+        stages = Stages(self.log, self._report, self.work)
         self.model.config.method = self.args.method
         if self.model.encoder is None:
             output = self._train_in_stages(lambda: self._train_linear(dataset, stages))
         else:
             output = self._train_encoder(dataset, stages, checkpoint, trial)
+        self.work.finish()
         metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in stages.seconds.items()})
+        if self.work.is_shared:
+            metrics["train_processes"] = self.work.processes.count
         self.log(dict(metrics))
         self.card.finish(self.model)
         self._update_card()
@@ -194,6 +221,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         if checkpoint is not None:
             run.load(checkpoint)
             step = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE)).global_step
+        self._leave_out_sparse_rows()
         self.args.max_steps = run.schedule.total
         self._earlier_logs = list(self.state.log_history)
         self.data_collator = TokenCollator(padding_id(self.model.config.encoder_config, self.model.tokenizer))
@@ -218,6 +246,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
     def _finish_run(self) -> None:
         assert self._run is not None
+        self.termination.is_patient = False
         eval_dataset = self.eval_dataset
         if isinstance(eval_dataset, Mapping):
             eval_dataset = next(iter(eval_dataset.values()), None)
@@ -233,17 +262,26 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
     def _find_checkpoint(self, wanted: str | bool | None) -> str | None:
         if not wanted:
             return None
-        if not self.args.trains_encoder:
-            raise ValueError(
-                f"The method {self.args.method!r} makes no checkpoints to resume from. Call `train()` alone."
-            )
         if isinstance(wanted, (str, os.PathLike)):
             wanted = os.fspath(wanted)
+            if not self.args.trains_encoder:
+                raise ValueError(
+                    f"The method {self.args.method!r} makes no checkpoints such as `{wanted}`. Pass "
+                    "`resume_from_checkpoint=True` to go on with what `output_dir` holds."
+                )
             if not os.path.isfile(os.path.join(wanted, LEVEL_FILE)):
                 raise FileNotFoundError(
                     f"`{wanted}` is no checkpoint of hf_xmc: it has no `{LEVEL_FILE}`. Pass a folder `checkpoint-…`."
                 )
+            damage = find_damage(wanted)
+            if damage is not None:
+                raise ValueError(
+                    f"The checkpoint `{wanted}` is damaged: {damage}. Pass another one, or `True` for the last one "
+                    "that is whole."
+                )
             return wanted
+        if not self.args.trains_encoder:
+            return None
         found = last_checkpoint(str(self.args.output_dir))
         if found is None:
             logger.warning("There is no checkpoint in `%s` yet: training starts anew.", self.args.output_dir)
@@ -288,7 +326,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             return results
         dataset = self._prepare(dataset)
         start = time.time()
-        options: dict[str, Any] = {"num_threads": self.args.num_threads, "report": self._report}
+        options: dict[str, Any] = {"num_threads": self.args.num_threads, "report": self._report, "work": self.work}
         ks = self.args.eval_ks
         if self._run is not None and self.model.ranker is None:
             # Between the steps of a level there is only what its heads say of its nodes.
@@ -326,7 +364,8 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         """
         dataset = self._prepare(test_dataset, require_labels=False)
         start = time.time()
-        batches = list(predict_batches(self.model, dataset, num_threads=self.args.num_threads, report=self._report))
+        options: dict[str, Any] = {"num_threads": self.args.num_threads, "report": self._report, "work": self.work}
+        batches = list(predict_batches(self.model, dataset, **options))
         predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
         metrics = speed_metrics(metric_key_prefix, start, num_samples=len(dataset))
         label_ids = None

@@ -1,0 +1,64 @@
+"""Training in several processes: they share the work and end in one model, that of a single process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from encoder_runs import assert_same_model, tensors_of
+from training_worker import launch, results, run_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_garbage_collection")]
+
+# Masks of dropout are drawn anew in each process: without them one process makes the very steps of two.
+STEPS = {"level_dropout": 0.0, "encoder_dropout": 0.0, "save_strategy": "no"}
+TRAININGS = {
+    "xr-linear": {"method": "xr-linear"},
+    "frozen": {"method": "xr-transformer", "level_steps": [0]},
+    "xr-transformer": {"method": "xr-transformer", "level_negatives": ["both"], **STEPS},
+    "x-transformer": {"method": "x-transformer", **STEPS},
+    "lightxml": {"method": "lightxml", **STEPS},
+    "aplc-xlnet": {"method": "aplc-xlnet", **STEPS},
+}
+
+
+def make_jobs(folder, encoder, processes):
+    """All trainings, with the same number of documents in a step whatever the number of processes."""
+    jobs = []
+    for name, options in TRAININGS.items():
+        job = {"folder": str(folder / name), "encoder": None, "options": dict(options)}
+        if name != "xr-linear":
+            job |= {"encoder": str(encoder), "sparse_rows": 20}
+            job["options"]["per_device_train_batch_size"] = 32 // processes
+        jobs.append(job)
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def together(tiny_encoder, tmp_path_factory):
+    """Folder of what two processes trained together."""
+    folder = tmp_path_factory.mktemp("together")
+    done = launch(make_jobs(folder, tiny_encoder, 2), folder, processes=2)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("hf_xmc.heads.SPARSE_ROWS", 20)
+    (job,) = (job for job in make_jobs(tmp_path, tiny_encoder, 1) if job["folder"].endswith(f"/{name}"))
+    run_job(**job)
+    (alone,) = results(tmp_path / name, 1)
+    first, second = results(together / name, 2)
+    assert first == second and first["processes"] == 2 and alone["processes"] == 1
+    assert first["metrics"] == pytest.approx(alone["metrics"], abs=0.02)
+    weights, others = tensors_of(tmp_path / name), tensors_of(together / name)
+    assert weights.keys() == others.keys()
+    for key, tensor in weights.items():
+        torch.testing.assert_close(
+            others[key], tensor, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}"
+        )
+    if name in ("xr-linear", "frozen"):
+        # Given the same vectors nothing depends on the number of processes, to the last bit.
+        assert_same_model(tmp_path / name, together / name)
+        assert first["predictions"] == alone["predictions"] and first["metrics"] == alone["metrics"]
+    assert not (together / name / ".work").exists()
