@@ -160,13 +160,11 @@ def vector_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random BERT with a tokenizer of the words of `make_documents`. Read only."""
+def save_tiny_encoder(folder: Path) -> None:
+    """Writes a random BERT with a tokenizer of the words of `make_documents`."""
     import torch
     from transformers import BertConfig, BertModel
 
-    folder = tmp_path_factory.mktemp("encoder")
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     config = BertConfig(
@@ -180,6 +178,13 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertModel(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny encoder. Read only."""
+    folder = tmp_path_factory.mktemp("encoder")
+    save_tiny_encoder(folder)
     return folder
 
 

@@ -1,0 +1,212 @@
+"""
+Kills a training, an upload and a prediction at random moments and lets them go on until they end: the model, the
+repository and the predictions must be those of a run that nothing interrupted, to the last bit.
+
+`python tests/kills.py --kills 30` prints when each kill came and what was compared. `tests/test_kills.py` does the
+same with few kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from local_hub import LocalHub
+
+REPO = "me/tagger"
+METHODS = ("xr-transformer", "lightxml", "xr-linear")
+
+
+def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None:
+    """Trains, uploads and predicts; goes on where an earlier call was killed. Says which stage begins."""
+    import torch
+    from conftest import encoder_arguments, make_documents
+    from transformers import TrainerCallback
+
+    from hf_xmc import XMCTrainer, XMCTrainingArguments
+    from hf_xmc.cli.main import main
+    from hf_xmc.training import level_trainer, progress
+
+    class SaySteps(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            say(f"step {state.global_step + 1}")
+
+    stage, save = progress.Stages.stage, level_trainer.LevelTrainer._save_checkpoint
+
+    @contextmanager
+    def said_stage(self: Any, name: str) -> Iterator[Any]:
+        say(name)
+        with stage(self, name) as facts:
+            yield facts
+
+    def said_save(self: Any, *arguments: Any) -> None:
+        say("checkpoint")
+        save(self, *arguments)
+
+    progress.Stages.stage, level_trainer.LevelTrainer._save_checkpoint = said_stage, said_save
+    torch.set_num_threads(1)
+    model = folder / "model"
+    if method == "xr-linear":
+        args = XMCTrainingArguments(
+            str(model), method=method, use_cpu=True, disable_tqdm=True, report_to="none", num_threads=1
+        )
+    else:
+        steps = [3, 4, 5] if method == "xr-transformer" else [12]
+        args = encoder_arguments(model, method=method, level_steps=steps, save_steps=2, level_beam_size=[2])
+    trainer = XMCTrainer(
+        model=None if method == "xr-linear" else str(encoder),
+        args=args,
+        train_dataset=make_documents(600, seed=7),
+        callbacks=[SaySteps()],
+    )
+    trainer.train(resume_from_checkpoint=True)
+    say("push")
+    trainer.push_to_hub(f"{REPO}-{folder.name}")
+    say("predict")
+    code = main(["predict", str(model), str(data), "--output", str(folder / "predictions"), "--part-size", "40"])
+    assert code == 0
+    say("end")
+
+
+def run(arguments: tuple[Any, ...], log: Path, kill_at: tuple[int, float] | None) -> list[tuple[str, float]] | None:
+    """
+    Runs [`work`] in a process of its own.
+
+    Args:
+        arguments: Of `work`, but for `say`.
+        log: File for what it prints.
+        kill_at: Which of its stages, by number, to kill it in, and how many seconds after the stage began.
+
+    Returns:
+        The stages and when each began; `None` where it was killed.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            with open(log, "a") as file:
+                os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+            work(*arguments, say=lambda name: os.write(writing, f"{name}\n".encode()))
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+    os.close(writing)
+    stages: list[tuple[str, float]] = []
+    due: float | None = None
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        rest = b""
+        while True:
+            patience = None if due is None else max(0.0, due - time.monotonic())
+            if not select.select([pipe], [], [], patience)[0]:
+                os.kill(child, signal.SIGKILL)
+                due = None
+                continue
+            content = pipe.read(4096)
+            if not content:
+                break
+            *lines, rest = (rest + content).split(b"\n")
+            for line in lines:
+                stages.append((line.decode(), time.monotonic()))
+                if kill_at is not None and len(stages) - 1 == kill_at[0]:
+                    due = time.monotonic() + kill_at[1]
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return None
+    if status:
+        raise AssertionError(f"The run ended with {status}:\n{log.read_text()[-5000:]}")
+    return stages
+
+
+def check(folder: Path, whole: Path, hub: LocalHub) -> None:
+    """Raises where what was interrupted differs from what was not."""
+    from encoder_runs import assert_same_model
+
+    assert_same_model(folder / "model", whole / "model")
+    outputs = [
+        {path.name: path.read_bytes() for path in (own / "predictions").glob("part-*")} for own in (folder, whole)
+    ]
+    assert outputs[0] == outputs[1] and outputs[0]
+    pushed = [hub.files(f"{REPO}-{own.name}") for own in (folder, whole)]
+    assert pushed[0].keys() == pushed[1].keys()
+    for name, content in pushed[0].items():
+        # The card and the record of the training tell times and names.
+        assert content == pushed[1][name] or not name.endswith((".safetensors", ".txt", ".py")), name
+    left = [path.name for path in (folder / "model").iterdir() if path.name.startswith(".")]
+    assert left == [], left
+
+
+def kill_often(kills: int, seed: int, root: Path, encoder: Path, hub: LocalHub, say: Any = print) -> list[str]:
+    """
+    Kills runs until there were so many kills, each method in turn, and compares what they end in.
+
+    Returns:
+        The stages in which processes were killed.
+    """
+    from conftest import make_documents
+
+    generator, killed, rounds = random.Random(seed), [], 0
+    data = root / "documents.jsonl"
+    make_documents(200, seed=5).to_json(data)
+    whole: dict[str, tuple[Path, list[tuple[str, float]]]] = {}
+    while len(killed) < kills:
+        method = METHODS[rounds % len(METHODS)]
+        rounds += 1
+        if method not in whole:
+            folder = root / f"whole-{method}"
+            folder.mkdir()
+            stages = run((folder, encoder, data, method), root / "log", None)
+            assert stages is not None
+            whole[method] = (folder, stages)
+        stages = whole[method][1]
+        folder = root / f"round-{rounds}-{method}"
+        folder.mkdir()
+        for _ in range(min(-(-kills // len(METHODS)), 10)):
+            index = generator.randrange(len(stages) - 1)
+            moment = generator.random() * (stages[index + 1][1] - stages[index][1])
+            if run((folder, encoder, data, method), root / "log", (index, moment)) is None:
+                killed.append(f"{method}: {stages[index][0]}")
+                say(f"killed {moment:.3f} s after the begin of stage {index}, such as {killed[-1]}")
+        assert run((folder, encoder, data, method), root / "log", None) is not None
+        check(folder, whole[method][0], hub)
+        say(f"round {rounds}: model, repository and predictions of {method} are those of a run without kills")
+    return killed
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30, help="least number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    args = parser.parse_args()
+    hub = LocalHub()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= hub.environment(Path(folder, "home"))
+        # After the environment is set, which the Hub's client reads when it is imported.
+        from conftest import save_tiny_encoder
+
+        encoder = Path(folder, "encoder")
+        save_tiny_encoder(encoder)
+        killed = kill_often(args.kills, args.seed, Path(folder), encoder, hub)
+    hub.close()
+    print(f"{len(killed)} kills in {len(set(killed))} different stages; nothing differed.")
+
+
+if __name__ == "__main__":
+    main()
