@@ -168,16 +168,19 @@ def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str) -> 
 @contextmanager
 def _progress_bar(disable: bool) -> Iterator[Progress]:
     """A function that shows how far each stage is."""
-    with tqdm(disable=disable, unit="doc") as bar:
+    bars: dict[str, tqdm] = {}
 
-        def report(stage: str, done: int, total: int) -> None:
-            if bar.desc != f"{stage}: ":
-                bar.reset()
-                bar.set_description(stage)
-            bar.unit, bar.total = ("doc" if stage == "predict" else "file"), total
-            bar.update(done - bar.n)
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in bars:
+            unit = "doc" if stage == "predict" else "file"
+            bars[stage] = tqdm(total=total, desc=stage, unit=unit, disable=disable)
+        bars[stage].update(done - bars[stage].n)
 
+    try:
         yield report
+    finally:
+        for bar in bars.values():
+            bar.close()
 
 
 def _summary(job: PredictionJob, output: str) -> str:

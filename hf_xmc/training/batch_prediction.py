@@ -177,10 +177,10 @@ def predict_corpus(
                     done += len(predictions)
                     if report is not None:
                         report("predict", done, total)
-        state.wait_for_everyone()
+        _wait(state)
         if state.is_main_process:
             _end(folder, count, file, overwrite)
-        state.wait_for_everyone()
+        _wait(state)
     return PredictionJob([file] if file else folder.parts(count), len(corpus), count, count - len(todo))
 
 
@@ -259,6 +259,16 @@ def _threads(num_threads: int | None) -> int | None:
 def _from_main(state: PartialState, make: Callable[[], Any]) -> Any:
     """What the main process makes, in all of them."""
     return broadcast_object_list([make() if state.is_main_process else None])[0]
+
+
+def _wait(state: PartialState) -> None:
+    try:
+        state.wait_for_everyone()
+    except RuntimeError as error:
+        raise OSError(
+            "Another process of the job has ended: its own message says why. Finished parts are kept: give the same "
+            "command again."
+        ) from error
 
 
 # ---- The plan ----

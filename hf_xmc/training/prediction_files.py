@@ -64,7 +64,7 @@ def prediction_writer(path: str | os.PathLike, schema: pa.Schema | None) -> Iter
     Yields:
         Function that takes the columns to keep and the (label, score) pairs of each document.
     """
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+    with _new_file(path) as file:
         writer = _LineWriter(file) if schema is None else _TableWriter(file, schema)
 
         def write(kept: Batch, predictions: Predictions) -> None:
@@ -79,8 +79,21 @@ def prediction_writer(path: str | os.PathLike, schema: pa.Schema | None) -> Iter
             raise
         with _named_errors(path):
             writer.finish()
-            file.flush()
-            os.fsync(file.fileno())
+
+
+@contextmanager
+def _new_file(path: str | os.PathLike) -> Iterator[Any]:
+    """Opens a file that takes its name when it is whole and on the disk, so that it outlives the machine, too."""
+    with atomic_write(path) as temporary:
+        file = open(temporary, "wb")
+        try:
+            yield file
+            with _named_errors(path):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with contextlib.suppress(OSError):  # of what could not be written before
+                file.close()
 
 
 class _LineWriter:
@@ -127,7 +140,7 @@ def join_files(paths: Sequence[Path], path: str | os.PathLike) -> None:
         paths (`Sequence[Path]`): Files of predictions, one at least.
         path (`str` or `os.PathLike`): The file to write, over one that is there.
     """
-    with _named_errors(path), atomic_write(path) as temporary, open(temporary, "wb") as file:
+    with _new_file(path) as file, _named_errors(path):
         if paths[0].suffix == ".parquet":
             with pq.ParquetWriter(file, pq.read_schema(paths[0])) as writer:
                 for part in paths:
@@ -138,8 +151,6 @@ def join_files(paths: Sequence[Path], path: str | os.PathLike) -> None:
             for part in paths:
                 with open(part, "rb") as lines:
                     shutil.copyfileobj(lines, file, 1 << 20)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager
