@@ -172,6 +172,8 @@ def _progress_bar(disable: bool) -> Iterator[Progress]:
 
     def report(stage: str, done: int, total: int) -> None:
         if stage not in bars:
+            for earlier in bars.values():
+                earlier.close()
             unit = "doc" if stage == "predict" else "file"
             bars[stage] = tqdm(total=total, desc=stage, unit=unit, disable=disable)
         bars[stage].update(done - bars[stage].n)
