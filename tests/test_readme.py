@@ -46,14 +46,20 @@ def test_python_examples(tmp_path, tiny_encoder, hub):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", blocks("bash"))
-def test_shell_examples(script, tmp_path, hub):
+def test_shell_examples(tmp_path, hub):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    output = run(["bash", "-euo", "pipefail", "-c", script], tmp_path, hub)
+    commands, corpus = blocks("bash")
+    output = run(["bash", "-euo", "pipefail", "-c", commands], tmp_path, hub)
     assert (tmp_path / "sample-tagger" / "test_results.json").is_file()
     assert '{"labels": [{"label": ' in output
     assert "P@1" in hub.files("me/sample-tagger")["README.md"].decode()
     assert (tmp_path / "validation.json").is_file()
+    # The tagger of the first example serves for the second as well.
+    training, *rest = corpus.splitlines()
+    assert training.startswith("hf-xmc train")
+    (tmp_path / "big-tagger").symlink_to("sample-tagger")
+    run(["bash", "-euo", "pipefail", "-c", "\n".join(rest)], tmp_path, hub)
+    assert [path.name for path in (tmp_path / "tags").glob("part-*")] == ["part-00000-of-00001.parquet"]
 
 
 def test_two_commands_are_shown():

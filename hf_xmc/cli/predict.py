@@ -1,105 +1,193 @@
-"""`hf-xmc predict`: tags the documents of a file."""
+"""`hf-xmc predict`: tags the documents of files."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from itertools import islice
-from typing import Any, TextIO
 
-import numpy as np
-import torch
-from datasets import Dataset
+from datasets import Dataset, Features
 from tqdm.auto import tqdm
 
-from ..data.xmc_text import has_xmc_header
-from ..files import atomic_write
+from ..data.corpus import Batch, Corpus, find_sources
 from ..modeling_xmc import PREDICT_WITH
-from ..outputs import XMCOutput
 from ..tagging import TextTagger
-from ..training.prediction import predict_batches
+from ..training.batch_prediction import (
+    PredictionArguments,
+    PredictionJob,
+    predict_corpus,
+    predict_documents,
+    predict_range,
+    process_state,
+    wanted_columns,
+)
+from ..training.clustering import Progress
+from ..training.prediction_files import FORMATS, Predictions, json_line, parquet_schema, prediction_writer
 from .arguments import load_model, load_split
 
 DESCRIPTION = """
-Writes one line of JSON per document, in their order: {"labels": [{"label": ..., "score": ...}, ...]}. The input is
-read and the output written piece by piece: neither has to fit into memory. INPUT is any data set that can be trained
-on (its labels are ignored), a .txt file with a document per line, or - for such lines from standard input.
+Tags documents and writes the predictions in their order: one line of JSON per document, {"labels": [{"label": ...,
+"score": ...}, ...]}, or parquet with the columns labels and scores. Input is read and output written piece by piece:
+neither has to fit into memory.
+
+INPUT is a file (parquet, jsonl, csv, or .txt with a document per line; gzipped too), a pattern such as 'part-*.jsonl',
+a folder of such files, any data set that can be trained on (its labels are ignored), or - for lines from standard
+input.
 """
 
-Predictions = Iterator[list[tuple[str, float]]]
+EPILOG = """
+The work is done in parts. A command that was interrupted goes on where it was when it is given again, and the result
+is the same to the byte; documents, model or options that have changed in between are an error. Several processes share
+the parts: torchrun --nproc_per_node 2 -m hf_xmc.cli.main predict MODEL INPUT ... --output OUT
+"""
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command."""
-    parser = argparse.ArgumentParser(prog="hf-xmc predict", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="hf-xmc predict", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
-    parser.add_argument("input", metavar="INPUT", help="file, folder or Hub id of the documents; - for standard input")
-    parser.add_argument("--output", required=True, help="file of JSON lines; - for standard output")
+    parser.add_argument("input", metavar="INPUT", nargs="+", help="the documents; - for standard input")
+    parser.add_argument(
+        "--output",
+        required=True,
+        help="folder for a file per part; one file, .jsonl or .parquet; - for standard output",
+    )
+    parser.add_argument("--format", choices=FORMATS, help="of the files in a folder; jsonl by default")
     parser.add_argument("--split", help="split of the input, where it has several")
     parser.add_argument("--text-column", default="text", help="column of the texts")
+    parser.add_argument(
+        "--keep-columns", nargs="+", default=[], metavar="COLUMN", help="columns to write beside the labels, an id say"
+    )
     parser.add_argument("--top-k", type=int, help="labels per document; that of the model by default")
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
     parser.add_argument("--batch-size", type=int, default=1024, help="documents that are worked on together")
+    parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
     parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output file that exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
     return parser
 
 
 def run(argv: Sequence[str]) -> None:
     """Runs the command."""
     args = make_parser().parse_args(argv)
-    if args.output != "-" and os.path.exists(args.output) and not args.overwrite:
+    names = [field.name for field in fields(PredictionArguments)]
+    arguments = PredictionArguments(**{name: getattr(args, name) for name in names})
+    state = process_state()
+    _check(args, state.num_processes)
+    with state.main_process_first():  # it downloads what the others find in the cache
+        model = load_model(args.model).to(state.device)
+    with _progress_bar(disable=not state.is_main_process) as report:
+        if args.input == ["-"]:
+            _write_stream(_predict_lines(model, arguments, args.num_threads), args.output)
+        elif args.output == "-":
+            _write_stream(_predict_files(model, args, arguments, report), args.output)
+        else:
+            job = predict_corpus(
+                model,
+                _inputs(args),
+                args.output,
+                arguments,
+                split=args.split,
+                format=args.format,
+                overwrite=args.overwrite,
+                num_threads=args.num_threads,
+                report=report,
+            )
+    if state.is_main_process and "-" not in (*args.input, args.output):
+        print(_summary(job, args.output), file=sys.stderr)
+    state.destroy_process_group()
+
+
+def _check(args: argparse.Namespace, num_processes: int) -> None:
+    """Raises where standard input or output is asked for more than it can do."""
+    if "-" not in (*args.input, args.output):
+        return
+    if num_processes > 1:
+        raise ValueError("Several processes cannot share standard input or output. Give files, and `--output FOLDER`.")
+    if "-" in args.input:
+        if len(args.input) > 1:
+            raise ValueError("Standard input (-) cannot be mixed with files. Give one or the other.")
+        if args.keep_columns:
+            raise ValueError("Lines of standard input have no columns that `--keep-columns` could keep.")
+        if args.output != "-" and (os.path.isdir(args.output) or not os.path.splitext(args.output)[1]):
+            raise ValueError(f"Standard input goes into one file, such as `{args.output}.jsonl`, not into a folder.")
+    if args.output == "-":
+        if args.format == "parquet":
+            raise ValueError("Standard output gets JSON lines. Give `--output FILE.parquet`.")
+    elif os.path.exists(args.output) and not args.overwrite:
         raise FileExistsError(f"`{args.output}` exists already. Choose another `--output`, or give `--overwrite`.")
-    if args.batch_size < 1:
-        raise ValueError(f"`--batch-size` must be at least 1, not {args.batch_size}.")
-    model = load_model(args.model)
-    if args.predict_with is not None:
-        model.config.predict_with = args.predict_with
-    with _documents(args) as documents:
-        total = len(documents) if isinstance(documents, Dataset) else None
-        predictions = _dataset(model, documents, args) if total is not None else _lines(model, documents, args)
-        with _output(args.output) as file:
-            for pairs in tqdm(predictions, total=total, desc="predict", unit="doc"):
-                found = [
-                    {"label": label, "score": round(score, 6)} for label, score in pairs if score >= args.threshold
-                ]
-                file.write(json.dumps({"labels": found}, ensure_ascii=False) + "\n")
 
 
-def _documents(args: argparse.Namespace) -> AbstractContextManager[Any]:
-    """The input: a `Dataset`, or an open text file with a document per line."""
-    if args.input == "-":
-        return nullcontext(sys.stdin)
-    if args.input.endswith(".txt") and os.path.isfile(args.input) and not has_xmc_header(args.input):
-        return open(args.input, encoding="utf-8")
-    mapping = {} if args.text_column == "text" else {args.text_column: "text"}
-    return nullcontext(load_split(args.input, args.split, mapping, require_labels=False))
+def _inputs(args: argparse.Namespace) -> list[str | Dataset]:
+    """The inputs as the library takes them, which does not know of the bundled sample."""
+    return [
+        load_split(given, args.split) if given == "sample" and not os.path.exists(given) else given
+        for given in args.input
+    ]
+
+
+def _predict_lines(
+    model: TextTagger, arguments: PredictionArguments, num_threads: int | None
+) -> Iterator[tuple[Batch, Predictions]]:
+    lines = iter(sys.stdin)
+    while texts := [line.rstrip("\r\n") for line in islice(lines, arguments.batch_size)]:
+        yield {}, predict_documents(model, {arguments.text_column: texts}, arguments, num_threads)
+
+
+def _predict_files(
+    model: TextTagger, args: argparse.Namespace, arguments: PredictionArguments, report: Progress
+) -> Iterator[tuple[Batch, Predictions]]:
+    sources = find_sources(_inputs(args), wanted_columns(model, arguments), args.split)
+    corpus = Corpus(sources, [source.scan() for source in sources])
+    done = 0
+    for kept, predictions in predict_range(model, corpus, range(len(corpus)), arguments, args.num_threads):
+        yield kept, predictions
+        done += len(predictions)
+        report("predict", done, len(corpus))
+
+
+def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str) -> None:
+    """Writes to standard output, or what standard input brought to a file."""
+    if output == "-":
+        for kept, predictions in batches:
+            for row, pairs in enumerate(predictions):
+                sys.stdout.write(json_line({name: values[row] for name, values in kept.items()}, pairs))
+        return
+    schema = parquet_schema(Features()) if output.lower().endswith(".parquet") else None
+    with prediction_writer(output, schema) as write:
+        for kept, predictions in batches:
+            write(kept, predictions)
 
 
 @contextmanager
-def _output(path: str) -> Iterator[TextIO]:
-    if path == "-":
-        yield sys.stdout
-        return
-    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        yield file
+def _progress_bar(disable: bool) -> Iterator[Progress]:
+    """A function that shows how far each stage is."""
+    bars: dict[str, tqdm] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in bars:
+            for earlier in bars.values():
+                earlier.close()
+            unit = "doc" if stage == "predict" else "file"
+            bars[stage] = tqdm(total=total, desc=stage, unit=unit, disable=disable)
+        bars[stage].update(done - bars[stage].n)
+
+    try:
+        yield report
+    finally:
+        for bar in bars.values():
+            bar.close()
 
 
-def _lines(model: TextTagger, lines: Iterable[str], args: argparse.Namespace) -> Predictions:
-    lines = iter(lines)
-    while batch := [line.rstrip("\r\n") for line in islice(lines, args.batch_size)]:
-        yield from model.predict(batch, args.top_k, args.beam_size, args.batch_size, args.num_threads)
-
-
-def _dataset(model: TextTagger, dataset: Dataset, args: argparse.Namespace) -> Predictions:
-    batches: Iterator[tuple[np.ndarray, np.ndarray]] = predict_batches(
-        model, dataset, args.top_k, args.beam_size, args.batch_size, args.num_threads
-    )
-    for scores, indices in batches:
-        yield from model.name_labels(XMCOutput(scores=torch.from_numpy(scores), indices=torch.from_numpy(indices)))
+def _summary(job: PredictionJob, output: str) -> str:
+    documents = f"{job.documents:,} documents in {job.parts:,} parts"
+    if job.found == job.parts:
+        return f"`{output}` was complete already: {documents}."
+    earlier = f", {job.found:,} of them finished by an earlier run" if job.found else ""
+    return f"{documents}{earlier}; written to {output}."

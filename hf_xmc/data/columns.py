@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ def prepare_dataset(
     column_mapping: Mapping[str, str] | None = None,
     label_delimiter: str | None = None,
     require_labels: bool = True,
+    keep_columns: Sequence[str] = (),
 ) -> Dataset:
     """
     Renames, checks and converts the columns of a dataset; all others are left out.
@@ -47,16 +48,21 @@ def prepare_dataset(
             What separates the labels of a string column. Blanks around a label are cut off.
         require_labels (`bool`, *optional*, defaults to `True`):
             Whether a dataset without a `labels` column is an error. Prediction needs none.
+        keep_columns (`Sequence[str]`, *optional*):
+            Further columns that stay, as they are.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"Expected a `datasets.Dataset`, got {type(dataset).__name__}. Pass one split of it.")
     dataset = _rename(dataset, dict(column_mapping or {}))
     columns = dataset.column_names
     if "text" not in columns and not {"feature_ids", "feature_values"} <= set(columns):
-        raise ValueError(_missing("text", columns))
+        raise ValueError(missing_column("text", columns))
     if "labels" not in columns and require_labels:
-        raise ValueError(_missing("labels", columns))
-    dataset = dataset.select_columns([name for name in COLUMNS if name in columns])
+        raise ValueError(missing_column("labels", columns))
+    for name in keep_columns:
+        if name not in columns:
+            raise ValueError(missing_column(name, columns))
+    dataset = dataset.select_columns([name for name in dict.fromkeys((*COLUMNS, *keep_columns)) if name in columns])
     if len(dataset) == 0:
         raise ValueError("The dataset holds no documents. Check the file or the filter it comes from.")
     for name in ("feature_ids", "feature_values"):
@@ -79,7 +85,7 @@ def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
                 + way_out
             )
         if source not in dataset.column_names:
-            raise ValueError(f"`column_mapping` names `{source}`. {_missing(source, dataset.column_names)}")
+            raise ValueError(f"`column_mapping` names `{source}`. {missing_column(source, dataset.column_names)}")
     targets = list(mapping.values())
     for target in targets:
         if targets.count(target) > 1:
@@ -90,7 +96,8 @@ def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
     return dataset.remove_columns(replaced).rename_columns(mapping)
 
 
-def _missing(wanted: str, columns: list[str]) -> str:
+def missing_column(wanted: str, columns: Sequence[str]) -> str:
+    """What to say where a column is missing: those there are, and the one that may be meant."""
     close = difflib.get_close_matches(wanted, columns, n=1, cutoff=0.5)
     hint = f" Did you mean `{close[0]}`?" if close else ""
     message = f"There is no column `{wanted}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
@@ -111,7 +118,8 @@ def _item_type(kind: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is one of strings."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
@@ -126,9 +134,9 @@ def _check_feature_type(dataset: Dataset, column: str) -> None:
 
 def _prepare_text(dataset: Dataset) -> Dataset:
     kind = _arrow_type(dataset, "text")
-    if pa.types.is_null(kind) or (_is_text(kind) and dataset.data.column("text").null_count):
+    if pa.types.is_null(kind) or (is_text(kind) and dataset.data.column("text").null_count):
         return _convert(dataset, "text", _fill_text, Value("string"))
-    if not _is_text(kind):
+    if not is_text(kind):
         raise TypeError(
             f"Column `text` is of type {kind}: one string is needed for each document. Convert it with `dataset.map`."
         )
@@ -142,9 +150,9 @@ def _prepare_labels(dataset: Dataset, delimiter: str | None) -> Dataset:
     names = getattr(getattr(feature, "feature", None), "names", None)
     if names is not None:
         return _convert(dataset, "labels", _name_classes, List(Value("string")), names=list(names))
-    if item is not None and (_is_text(item) or pa.types.is_integer(item) or pa.types.is_null(item)):
+    if item is not None and (is_text(item) or pa.types.is_integer(item) or pa.types.is_null(item)):
         return dataset
-    if item is None and (_is_text(kind) or pa.types.is_integer(kind)) and not hasattr(feature, "names"):
+    if item is None and (is_text(kind) or pa.types.is_integer(kind)) and not hasattr(feature, "names"):
         if not delimiter:
             raise ValueError(
                 f"Column `labels` holds one {kind} per document, such as {dataset[0]['labels']!r}. "
@@ -226,7 +234,7 @@ def feature_matrix(dataset: Dataset, num_features: int | None = None) -> csr_mat
     """
     for name in ("feature_ids", "feature_values"):
         if name not in dataset.column_names:
-            raise ValueError(_missing(name, dataset.column_names))
+            raise ValueError(missing_column(name, dataset.column_names))
         _check_feature_type(dataset, name)
     lengths = [np.diff(offsets) for _, offsets, _, _ in _vector_batches(dataset)]
     indptr = np.concatenate([[0], np.cumsum(np.concatenate([[], *lengths]), dtype=np.int64)])

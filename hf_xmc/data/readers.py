@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def load_xmc_dataset(
     column_mapping: Mapping[str, str] | None = None,
     label_delimiter: str | None = None,
     require_labels: bool = True,
+    keep_columns: Sequence[str] = (),
     cache_dir: str | None = None,
     **load_options: Any,
 ) -> DatasetDict | Dataset:
@@ -67,6 +68,8 @@ def load_xmc_dataset(
             of a pair it is white space by default.
         require_labels (`bool`, *optional*, defaults to `True`):
             Whether tables must have labels.
+        keep_columns (`Sequence[str]`, *optional*):
+            Further columns that stay, as they are.
         cache_dir (`str`, *optional*):
             Where the Arrow files go; by default the cache of `datasets`.
         load_options:
@@ -76,10 +79,14 @@ def load_xmc_dataset(
         `DatasetDict` of the splits there are (the development set is called `validation`); a `Dataset` where `split`
         is given or `path` is one file.
     """
-    if split in _SPLIT_NAMES["validation"]:
-        split = "validation"
+    split = split_name(split)
     location = Path(path).expanduser()
-    prepare = {"column_mapping": column_mapping, "label_delimiter": label_delimiter, "require_labels": require_labels}
+    prepare = {
+        "column_mapping": column_mapping,
+        "label_delimiter": label_delimiter,
+        "require_labels": require_labels,
+        "keep_columns": keep_columns,
+    }
     if not location.exists():
         return _load_from_hub(str(path), split, prepare, cache_dir, load_options)
     if location.is_file():
@@ -88,7 +95,7 @@ def load_xmc_dataset(
             raise ValueError(f"`{path}` is one file with the split `{found}`, not `{split}`. Give the file alone.")
         name = split or found or "train"
         return _load_split("files", name, [location], prepare, cache_dir, load_options)
-    splits = _folder_readers(location)
+    splits = folder_splits(location)
     if split is not None and split not in splits:
         # A part of a split, say: `train-5k.parquet`.
         own = [path for path in location.iterdir() if path.is_file() and _stem(path) == split.lower()]
@@ -127,7 +134,7 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
     )
 
 
-def _extension(path: Path) -> str:
+def extension_of(path: Path) -> str:
     """Last extension of a file name, without that of its compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
@@ -135,9 +142,14 @@ def _extension(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
+def split_name(split: str | None) -> str | None:
+    """A split by the name it has here: the development set is called `validation`."""
+    return "validation" if split in _SPLIT_NAMES["validation"] else split
+
+
 def _stem(path: Path) -> str:
     name = path.name.lower()
-    return name[: name.rfind(_extension(path))] if _extension(path) else name
+    return name[: name.rfind(extension_of(path))] if extension_of(path) else name
 
 
 def _split_of(path: Path) -> str | None:
@@ -147,7 +159,7 @@ def _split_of(path: Path) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _folder_readers(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
+def folder_splits(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
     """Split → (kind of reader, split, its files) of a folder."""
     if pecos := pecos_splits(folder):
         return {split: ("pecos", split, [path]) for split, path in pecos.items()}
@@ -156,7 +168,7 @@ def _folder_readers(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
     for place in (folder, folder / "data"):
         files = sorted(path for path in place.glob("*") if path.is_file())
         for extensions in (*((extension,) for extension in _LOADERS), _XMC_EXTENSIONS):
-            splits = _split_files([path for path in files if _extension(path) in extensions])
+            splits = _split_files([path for path in files if extension_of(path) in extensions])
             if splits:
                 return {split: ("files", split, paths) for split, paths in splits.items()}
     names = sorted(path.name for path in folder.iterdir())
@@ -193,7 +205,7 @@ def _load_split(
     for path in files:
         if path.stat().st_size == 0:
             raise ValueError(f"`{path}` is empty.")
-    extension = _extension(files[0])
+    extension = extension_of(files[0])
     is_table = reader == "files" and extension in _LOADERS
     if options and not is_table:
         raise TypeError(f"`{files[0]}` is no table and takes no option {', '.join(options)}.")
@@ -219,7 +231,7 @@ def _load_split(
 
 
 def _load_table(files: list[Path], split: str, cache_dir: str | None, options: dict[str, Any]) -> Dataset:
-    extension = _extension(files[0])
+    extension = extension_of(files[0])
     loader = _LOADERS[extension]
     if loader == "csv":
         # "NA" and "null" are texts like any other.
@@ -240,7 +252,7 @@ def _load_from_hub(
     path: str, split: str | None, prepare: dict[str, Any], cache_dir: str | None, load_options: dict[str, Any]
 ) -> DatasetDict | Dataset:
     # A name with the ending of a data file is a file that is not there, not a dataset to ask the Hub for.
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or _extension(Path(path)) in (*_LOADERS, *_XMC_EXTENSIONS):
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or extension_of(Path(path)) in (*_LOADERS, *_XMC_EXTENSIONS):
         raise FileNotFoundError(f"There is no file or folder `{path}`.")
     try:
         loaded = datasets.load_dataset(path, cache_dir=cache_dir, **load_options)

@@ -47,15 +47,21 @@ def document_features(
 def _own_features(model: XMCForTextClassification, dataset: Dataset, num_threads: int | None) -> Features:
     if model.ranker is None and model.encoder is None:
         raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
-    reads_text = model.tfidf is not None or model.encoder is not None
-    needed = "text" if reads_text else "feature_ids"
+    needed = "text" if reads_text(model) else "feature_ids"
     if needed not in dataset.column_names:
         kind = "texts" if needed == "text" else "vectors (`feature_ids` and `feature_values`)"
-        raise ValueError(f"The model reads {kind}, but the data set has only {', '.join(dataset.column_names)}.")
-    if reads_text:
+        raise ValueError(
+            f"The model was trained on {kind}, but the data set has only {', '.join(dataset.column_names)}."
+        )
+    if needed == "text":
         return model.featurize(dataset["text"], num_threads)
     assert model.ranker is not None
     return model.prepare_vectors(Features(feature_matrix(dataset, model.ranker.num_sparse)))
+
+
+def reads_text(model: XMCForTextClassification) -> bool:
+    """Whether a model takes texts; it takes vectors otherwise."""
+    return model.tfidf is not None or model.encoder is not None
 
 
 @torch.no_grad()
@@ -114,6 +120,7 @@ def predict_batches(
     num_threads: int | None = None,
     report: Progress | None = None,
     work: Work = ALONE,
+    predict_with: str | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """
     Yields scores and label ids, `(documents, top_k)` each, of one batch of documents after another.
@@ -135,10 +142,12 @@ def predict_batches(
             Called with (stage, done, total).
         work ([`Work`], *optional*):
             Shares the batches out over processes; this process alone by default.
+        predict_with (`str`, *optional*):
+            `"ranker"`, `"heads"` or `"both"`; that of the model by default.
     """
 
     def predict(features: Any) -> dict[str, np.ndarray]:
-        output = model(features, top_k, beam_size, num_threads)
+        output = model(features, top_k, beam_size, num_threads, predict_with)
         return {"scores": output.scores.cpu().numpy(), "indices": output.indices.cpu().numpy()}
 
     for arrays in map_batches(model, dataset, predict, batch_size, num_threads, report, work):
