@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -15,6 +16,9 @@ from typing import Any
 import numpy as np
 
 FORMAT_KEY = "hf_xmc"
+
+# Names that `tempfile` gives to the files of `atomic_write`.
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bool = True, **hub_kwargs) -> str | None:
@@ -100,6 +104,13 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def remove_leftovers(folder: str | os.PathLike) -> None:
+    """Removes what [`atomic_write`] had not finished in a folder when its process was killed."""
+    for path in Path(folder).glob(".*"):
+        if path.is_file() and _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

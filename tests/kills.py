@@ -177,7 +177,7 @@ def kill_often(kills: int, seed: int, root: Path, encoder: Path, hub: LocalHub, 
         stages = whole[method][1]
         folder = root / f"round-{rounds}-{method}"
         folder.mkdir()
-        for _ in range(min(-(-kills // len(METHODS)), 10)):
+        for _ in range(-(-kills // len(METHODS))):
             index = generator.randrange(len(stages) - 1)
             moment = generator.random() * (stages[index + 1][1] - stages[index][1])
             if run((folder, encoder, data, method), root / "log", (index, moment)) is None:
@@ -205,7 +205,7 @@ def main() -> None:
         save_tiny_encoder(encoder)
         killed = kill_often(args.kills, args.seed, Path(folder), encoder, hub)
     hub.close()
-    print(f"{len(killed)} kills in {len(set(killed))} different stages; nothing differed.")
+    sys.stdout.write(f"{len(killed)} kills in {len(set(killed))} different stages; nothing differed.\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -19,12 +20,13 @@ from transformers import (
     TrainerState,
 )
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
+from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import XMCConfig
 from ..data import prepare_dataset
-from ..files import write_json
+from ..files import read_json, remove_leftovers, write_json
 from ..hub.publishing import PublishingMixin
-from ..hub.training_record import TRAINING_ARGS_FILE
+from ..hub.training_record import TRAINING_ARGS_FILE, TrainingRecord
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import padding_id
 from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
@@ -170,6 +172,14 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             return self._train(resume_from_checkpoint, trial)
 
     def _train(self, resume: str | bool | None, trial: Any) -> TrainOutput:
+        if resume and self.work.processes.is_main:
+            remove_leftovers(str(self.args.output_dir))
+        finished = self._finished_model() if resume is True else None
+        if finished is not None:
+            logger.warning("The training in `%s` has ended already: its model is taken.", self.args.output_dir)
+            self._use_model(finished)
+            self.card.record = TrainingRecord.load(str(self.args.output_dir))
+            return TrainOutput(self.state.global_step, float("nan"), {})
         checkpoint = self._find_checkpoint(resume)
         dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.work.is_begun))
         start = time.time()
@@ -180,7 +190,6 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             output = self._train_in_stages(lambda: self._train_linear(dataset, stages))
         else:
             output = self._train_encoder(dataset, stages, checkpoint, trial)
-        self.work.finish()
         metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in stages.seconds.items()})
         if self.work.is_shared:
@@ -188,9 +197,23 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         self.log(dict(metrics))
         self.card.finish(self.model)
         self._update_card()
+        self.work.finish()
         if self.args.eval_strategy != "no":
             self.evaluate()
         return TrainOutput(self.state.global_step, output.training_loss, metrics)
+
+    def _finished_model(self) -> XMCForTextClassification | None:
+        """The model in `output_dir`, where a training of these options on so many documents has ended there."""
+        folder = str(self.args.output_dir)
+        options = os.path.join(folder, TRAINING_ARGS_FILE)
+        if self.work.is_begun or self.train_dataset is None or not os.path.isfile(os.path.join(folder, CONFIG_NAME)):
+            return None
+        # As it is read back; the number of threads changes nothing.
+        mine = json.loads(json.dumps({**self.args.xmc_options(), "num_threads": None}))
+        if not os.path.isfile(options) or {**read_json(options), "num_threads": None} != mine:
+            return None
+        model = XMCForTextClassification.from_pretrained(folder)
+        return model if model.labels.num_documents == len(self.train_dataset) else None
 
     def _train_linear(self, dataset: Dataset, stages: Stages) -> None:
         train_linear(self.model, dataset, self.args, stages, self.label_texts)
@@ -396,7 +419,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             raise ValueError("There is no `train_dataset`: pass one to the trainer.")
         if self.model.ranker is not None or self.model.config.trained_levels:
             raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
-        config_file = os.path.join(str(self.args.output_dir), "config.json")
+        config_file = os.path.join(str(self.args.output_dir), CONFIG_NAME)
         # A run that is resumed may have been cut off while it saved its model.
         if os.path.exists(config_file) and not self.args.overwrite and not resumes:
             raise FileExistsError(
