@@ -150,13 +150,21 @@ def staged_files(folder: str | os.PathLike, last: str) -> Iterator[str]:
             The file that makes the others complete: it is the last to come.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _temporary_folder(folder / ".saving") as temporary:
-        yield temporary
-        for name in sorted(os.listdir(temporary), key=lambda name: (name == last, name)):
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            os.replace(Path(temporary, name), folder / name)
+    is_new = not folder.exists()
+    try:
+        with _temporary_folder(folder / ".saving") as temporary:
+            yield temporary
+            _move_files(Path(temporary), folder, last)
+    finally:
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _move_files(source: Path, folder: Path, last: str) -> None:
+    for name in sorted(os.listdir(source), key=lambda name: (name == last, name)):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        os.replace(source / name, folder / name)
 
 
 def remove_files(folder: str | os.PathLike, names: Collection[str]) -> None:

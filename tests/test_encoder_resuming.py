@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 
 import pytest
 from conftest import encoder_arguments, make_documents
@@ -278,3 +280,34 @@ def test_resuming_another_run(train, checkpoint, tmp_path, change, message):
     with pytest.raises(ValueError, match=f"of another run.*differ.*{message}"):
         train(resume=str(checkpoint), **{**RESUMED, **change})
     assert not (tmp_path / "model.safetensors").exists()
+
+
+class Terminate(TrainerCallback):
+    """Sends the signal to end in a step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_signal_to_end_writes_a_checkpoint_first(train, uninterrupted, tmp_path, caplog):
+    before = signal.getsignal(signal.SIGTERM)
+    with caplog.at_level(logging.WARNING, "hf_xmc"), pytest.raises(SystemExit, match="143"):
+        train(callbacks=[Terminate()], **{**RESUMED, "save_steps": 100})
+    assert "goes on after step 5 with `resume_from_checkpoint=True`" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert complete_checkpoints(tmp_path) == [3, 5]  # the end of the first level, and the signal
+    train(resume=True, **{**RESUMED, "save_steps": 100})
+    assert_same_model(tmp_path, uninterrupted())
+
+
+def test_a_training_that_has_ended_is_not_done_again(train, tmp_path, caplog):
+    first = train(**RESUMED)
+    written = (tmp_path / "model.safetensors").stat().st_mtime_ns
+    with caplog.at_level(logging.WARNING, "hf_xmc"):
+        again = train(resume=True, **RESUMED)
+    assert "has ended already" in caplog.text
+    assert again.model.predict(TEXTS) == first.model.predict(TEXTS)
+    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match="of another run: these differ: level_learning_rate"):
+        train(resume=True, **{**RESUMED, "level_learning_rate": [1e-5]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from encoder_runs import assert_same_model, tensors_of
-from training_worker import launch, results, run_job
+from training_worker import launch, launch_without_launcher, results, run_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_garbage_collection")]
 
@@ -62,3 +62,17 @@ def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, 
         assert_same_model(tmp_path / name, together / name)
         assert first["predictions"] == alone["predictions"] and first["metrics"] == alone["metrics"]
     assert not (together / name / ".work").exists()
+
+
+def test_a_process_that_dies_ends_the_others_and_the_training_goes_on(tiny_encoder, tmp_path):
+    options = {"method": "xr-transformer", "level_steps": [6], "save_steps": 2, "per_device_train_batch_size": 16}
+    job = {"folder": str(tmp_path / "model"), "encoder": str(tiny_encoder), "options": options}
+    main, other = launch_without_launcher([{**job, "die": (1, 3)}], tmp_path, 2)
+    said = main.communicate(timeout=120)[1]
+    assert other.wait(timeout=10) == -9 and main.returncode == 1
+    assert "Process 0 of 2 has lost another process of this training" in said
+    assert [path.name for path in (tmp_path / "model").glob("checkpoint-*")] == ["checkpoint-2"]
+    # One process goes on with what two have begun: a step has as many documents as before.
+    options["per_device_train_batch_size"] = 32
+    run_job(**{**job, "resume": True})
+    assert results(tmp_path / "model", 1)[0]["processes"] == 1

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,19 +17,40 @@ from typing import Any
 
 import numpy as np
 from conftest import encoder_arguments, make_documents
+from transformers import TrainerCallback
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def launch(
-    jobs: list[dict[str, Any]], folder: Path, processes: int, **environment: str
-) -> subprocess.CompletedProcess:
+def launch(jobs: list[dict[str, Any]], folder: Path, processes: int) -> subprocess.CompletedProcess:
     """Runs jobs in so many processes and returns what came of it."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    known = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.run(
-        [*command, __file__, str(path)], env={**known, **environment}, capture_output=True, text=True, timeout=120
+        [*command, __file__, str(path)], env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=200
     )
+
+
+def launch_without_launcher(jobs: list[dict[str, Any]], folder: Path, processes: int) -> list[subprocess.Popen]:
+    """Starts the processes by themselves: nobody ends the others where one of them dies."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**os.environ, **ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, str(path)],
+            env={**shared, "RANK": str(index), "LOCAL_RANK": str(index)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(processes)
+    ]
 
 
 def results(folder: str | os.PathLike, processes: int) -> list[dict[str, Any]]:
@@ -35,8 +58,24 @@ def results(folder: str | os.PathLike, processes: int) -> list[dict[str, Any]]:
     return [json.loads(Path(folder, f"process-{index}.json").read_text()) for index in range(processes)]
 
 
+class Die(TrainerCallback):
+    """Kills one of the processes after a step."""
+
+    def __init__(self, process: int, step: int) -> None:
+        self.process, self.step = process, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step and args.process_index == self.process:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def run_job(
-    folder: str, encoder: str | None, options: dict[str, Any], resume: bool = False, sparse_rows: int | None = None
+    folder: str,
+    encoder: str | None,
+    options: dict[str, Any],
+    resume: bool = False,
+    sparse_rows: int | None = None,
+    die: tuple[int, int] | None = None,
 ) -> None:
     """Trains, evaluates and predicts; writes what came of it beside the model."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments, heads
@@ -49,7 +88,9 @@ def run_job(
     else:
         args = encoder_arguments(Path(folder), **options)
     held_out = make_documents(50, seed=3)
-    trainer = XMCTrainer(model=encoder, args=args, train_dataset=make_documents(160, seed=7), eval_dataset=held_out)
+    callbacks = [] if die is None else [Die(*die)]
+    documents = make_documents(160, seed=7)
+    trainer = XMCTrainer(encoder, args, documents, held_out, callbacks=callbacks)
     output = trainer.train(resume_from_checkpoint=resume or None)
     scores, indices = trainer.predict(held_out).predictions
     weights = {name: tensor.detach().numpy() for name, tensor in trainer.model.state_dict().items()}
