@@ -15,8 +15,8 @@ TRAININGS = {
     "xr-linear": {"method": "xr-linear"},
     "frozen": {"method": "xr-transformer", "level_steps": [0]},
     "xr-transformer": {"method": "xr-transformer", "level_negatives": ["both"], **STEPS},
-    "x-transformer": {"method": "x-transformer", **STEPS},
-    "lightxml": {"method": "lightxml", **STEPS},
+    "x-transformer": {"method": "x-transformer", "gradient_checkpointing": True, **STEPS},
+    "lightxml": {"method": "lightxml", "gradient_accumulation_steps": 2, **STEPS},
     "aplc-xlnet": {"method": "aplc-xlnet", **STEPS},
 }
 
@@ -28,7 +28,8 @@ def make_jobs(folder, encoder, processes):
         job = {"folder": str(folder / name), "encoder": None, "options": dict(options)}
         if name != "xr-linear":
             job |= {"encoder": str(encoder), "sparse_rows": 20}
-            job["options"]["per_device_train_batch_size"] = 32 // processes
+            parts = processes * options.get("gradient_accumulation_steps", 1)
+            job["options"]["per_device_train_batch_size"] = 32 // parts
         jobs.append(job)
     return jobs
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 
 from hf_xmc.cli.main import main
 from hf_xmc.cli.train import make_parser
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-RECIPES = sorted(FOLDER.glob("*/*.yaml"))
+LAUNCHERS = sorted(FOLDER.glob("accelerate/*.yaml"))
+RECIPES = sorted(set(FOLDER.glob("*/*.yaml")) - set(LAUNCHERS))
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -35,6 +37,13 @@ def test_a_recipe(path, tmp_path, monkeypatch):
     assert data.dataset == ("sample" if path.parent.name == "sample" else f"data/{path.parent.name}")
     assert args.output_dir == f"models/{path.parent.name}-{path.stem}"
     assert f"hf-xmc train --config recipes/{path.parent.name}/{path.name}`" in README
+
+
+@pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
+def test_a_configuration_of_the_launcher(path):
+    config = load_config_from_file(str(path))
+    # The others start a single process, or need what is refused.
+    assert config.distributed_type == "MULTI_GPU" and config.num_processes >= 2 * config.num_machines
 
 
 def test_the_quickstart_follows_the_recipe_of_the_sample():

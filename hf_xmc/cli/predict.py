@@ -42,7 +42,7 @@ input.
 EPILOG = """
 The work is done in parts. A command that was interrupted goes on where it was when it is given again, and the result
 is the same to the byte; documents, model or options that have changed in between are an error. Several processes share
-the parts: torchrun --nproc_per_node 2 -m hf_xmc.cli.main predict MODEL INPUT ... --output OUT
+the parts: torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT
 """
 
 

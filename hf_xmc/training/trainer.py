@@ -134,6 +134,12 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
     def _work_together(self) -> None:
         """Finds the other processes of this training, if there are any."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                "FSDP and DeepSpeed spread parameters over processes, but heads and their bootstrap need whole ones. "
+                "Launch with DDP (`distributed_type: MULTI_GPU`); for a large encoder set `encoder_lora_rank` and "
+                "`gradient_checkpointing`."
+            )
         args, processes = self.args, Processes()
         self.termination = Termination()
         self.work = Work(processes, os.path.join(str(args.output_dir), WORK_FOLDER), args.save_strategy != "no")
