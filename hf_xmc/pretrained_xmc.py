@@ -105,6 +105,10 @@ class XMCPreTrainedModel(SelfContainedModel):
         self.config.has_tfidf, self.config.has_ranker = self.tfidf is not None, self.ranker is not None
         self.config.ranker_has_own_tree = own_tree
         self._check_parts("The model")
+        if getattr(self.tokenizer, "is_fast", False):
+            # What the last call has set would be saved, and a model that is loaded and saved again not be the same.
+            self.tokenizer.backend_tokenizer.no_truncation()
+            self.tokenizer.backend_tokenizer.no_padding()
         for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer):
             if part is not None:
                 part.save_pretrained(folder)
