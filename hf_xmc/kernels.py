@@ -84,14 +84,15 @@ def quantize(row, codes):
 
 
 @compiled
-def _block_scores(
-    block, indices, data, begin, end, dense, row_begin, bucket_begin, buckets, records, features, scales,
-    dense_weights, starts, ends, hits, factors, scores
+def _rows_by_hash(
+    block, indices, data, begin, end, row_begin, bucket_begin, buckets, records, features, scales, starts, ends, hits,
+    factors
 ):  # fmt: skip
     """
-    Margins of the siblings of one block for one document, in `scores`.
+    Writes the rows of a block which a document needs to `hits`, and what to multiply them by to `factors`.
 
     Three loops rather than one: those without branches let their memory accesses, mostly cache misses, overlap.
+    Returns how many rows they are.
     """
     first_row, first_bucket = row_begin[block], bucket_begin[block]
     bits = bucket_bits(row_begin[block + 1] - first_row)
@@ -110,13 +111,33 @@ def _block_scores(
                 factors[found] = data[p] * scales[row, 1]
                 found += 1
                 break
-    width = dense.shape[0]
-    scores[:] = 0
-    lane_dot_run(dense, 0, width, dense_weights, block * width, scores)
-    if records.shape[1] == HEADER + LANES:
-        lane_dot_int8(hits, factors, 0, found, records, scores)
-    else:
-        lane_dot_float(hits, factors, 0, found, records, scores)
+    return found
+
+
+@compiled
+def _rows_by_table(indices, data, begin, end, first_row, table, scales, hits, factors):
+    """As [`_rows_by_hash`], with the row of each feature, counted from 1, in a table: no branch that depends on it."""
+    found = 0
+    for p in range(begin, end):
+        row = table[indices[p]]
+        hits[found] = first_row + row - 1
+        factors[found] = data[p]
+        found += row > 0
+    for hit in range(found):
+        factors[hit] *= scales[hits[hit], 1]
+    return found
+
+
+@compiled
+def _fill_table(features, first_row, last_row, table):
+    for row in range(first_row, last_row):
+        table[features[row, 0]] = row - first_row + 1
+
+
+@compiled
+def _clear_table(features, first_row, last_row, table):
+    for row in range(first_row, last_row):
+        table[features[row, 0]] = 0
 
 
 @compiled
@@ -185,7 +206,7 @@ def _sort_heap(heap_scores, heap_nodes, size):
 def search(
     indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin,
     buckets, records, features, scales, dense_weights, loss, beam_scores, beam_nodes, num_levels, beam_size, by_path,
-    out_scores, out_nodes
+    table, out_scores, out_nodes
 ):  # fmt: skip
     """
     Best nodes that are `num_levels` below the first ones for the documents `first_document .. last_document`.
@@ -197,6 +218,8 @@ def search(
     `out_nodes` gets node numbers of the whole tree, -1 where a document has fewer candidates than columns.
 
     All documents descend together, node by node: the classifiers of a node are fetched once for all that visit it.
+    Where these have more non-zeros than the node has rows, the rows are first entered in `table` (one zero per feature,
+    or empty to do without; zeroed again afterwards), in which they are found several times as fast as by hash.
     """
     count, top_k = out_scores.shape
     sizes = np.zeros(count, dtype=np.int64)
@@ -208,7 +231,9 @@ def search(
         longest = max(longest, np.int64(indptr[document + 1] - indptr[document]))
     starts, ends = np.empty(longest, dtype=np.int32), np.empty(longest, dtype=np.int32)
     hits, factors = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
+    mean_nonzeros = (indptr[last_document] - indptr[first_document]) // max(count, 1)
     scores = np.zeros(LANES, dtype=np.float32)
+    width = dense.shape[1]
     for level in range(num_levels):
         last = level == num_levels - 1
         limit = top_k if last else beam_size
@@ -225,19 +250,34 @@ def search(
             for block in range(block_begin[node], block_begin[node + 1]):
                 first_child = child_begin[node] + (block - block_begin[node]) * LANES
                 num_lanes = min(LANES, child_begin[node + 1] - first_child)
+                first_row, last_row = row_begin[block], row_begin[block + 1]
+                tabled = table.shape[0] > 0 and (group_end - group) * mean_nonzeros > last_row - first_row
+                if tabled:
+                    _fill_table(features, first_row, last_row, table)
                 for visit in range(group, group_end):
-                    i, position = visits[visit, 0], visits[visit, 1]
+                    i, position = np.int64(visits[visit, 0]), np.int64(visits[visit, 1])
                     document = first_document + i
-                    _block_scores(
-                        block, indices, data, np.int64(indptr[document]), np.int64(indptr[document + 1]),
-                        dense[document], row_begin, bucket_begin, buckets, records, features, scales, dense_weights,
-                        starts, ends, hits, factors, scores
-                    )  # fmt: skip
+                    begin, end = np.int64(indptr[document]), np.int64(indptr[document + 1])
+                    if tabled:
+                        found = _rows_by_table(indices, data, begin, end, first_row, table, scales, hits, factors)
+                    else:
+                        found = _rows_by_hash(
+                            block, indices, data, begin, end, row_begin, bucket_begin, buckets, records, features,
+                            scales, starts, ends, hits, factors
+                        )  # fmt: skip
+                    scores[:] = 0
+                    lane_dot_run(dense[document], 0, width, dense_weights, block * width, scores)
+                    if records.shape[1] == HEADER + LANES:
+                        lane_dot_int8(hits, factors, 0, found, records, scores)
+                    else:
+                        lane_dot_float(hits, factors, 0, found, records, scores)
                     for lane in range(num_lanes):
                         score = scores[lane]
                         if by_path or not last:
                             score = beam_scores[i, position] + _log_probability(score, loss)
                         kept[i] = _keep_best(heap_scores[i], heap_nodes[i], kept[i], limit, score, first_child + lane)
+                if tabled:
+                    _clear_table(features, first_row, last_row, table)
             group = group_end
         beam_scores, beam_nodes, sizes = heap_scores, heap_nodes, kept
     for i in range(count):
@@ -252,14 +292,31 @@ def _visits_by_node(beam_nodes, sizes):
     """(document, position in its beam) of every visit, visits of one node next to each other."""
     total = sizes.sum()
     nodes = np.empty(total, dtype=np.int64)
-    visits = np.empty((total, 2), dtype=np.int64)
+    visits = np.empty((total, 2), dtype=np.int32)
     at = 0
     for i in range(sizes.shape[0]):
         for position in range(sizes[i]):
             nodes[at] = beam_nodes[i, position]
             visits[at, 0], visits[at, 1] = i, position
             at += 1
-    return visits[np.argsort(nodes, kind="mergesort")]
+    if total == 0:
+        return visits
+    lowest = nodes.min()
+    distinct = nodes.max() - lowest + 1
+    if distinct > total:
+        return visits[np.argsort(nodes, kind="mergesort")]
+    # So many visits are counted faster than sorted.
+    begin = np.zeros(distinct + 1, dtype=np.int64)
+    for at in range(total):
+        begin[nodes[at] - lowest + 1] += 1
+    for node in range(distinct):
+        begin[node + 1] += begin[node]
+    ordered = np.empty_like(visits)
+    for at in range(total):
+        node = nodes[at] - lowest
+        ordered[begin[node]] = visits[at]
+        begin[node] += 1
+    return ordered
 
 
 @compiled
