@@ -163,26 +163,35 @@ def nearest_centre(indptr, indices, data, dense, members, sparse_centres, dense_
 
 
 @compiled
-def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
-    """
-    Sums of groups of rows, cut to their `limit` largest entries (ties go to the lower column) and scaled to length 1.
+def entry_bounds(indptr, groups_ptr, groups, limit):
+    """Where each group's sum begins if none is longer than all its rows together, nor than `limit`."""
+    begin = np.zeros(groups_ptr.shape[0], dtype=np.int64)
+    for group in range(begin.shape[0] - 1):
+        size = 0
+        for g in range(groups_ptr[group], groups_ptr[group + 1]):
+            size += indptr[groups[g] + 1] - indptr[groups[g]]
+        begin[group + 1] = begin[group] + min(size, limit)
+    return begin
 
-    `work` (one zero per column) comes and leaves zeroed. Returns indptr, indices and data of the result.
+
+@compiled
+def aggregate_rows(
+    indptr, indices, data, groups_ptr, groups, first, last, limit, work, touched, seen, begin, sizes, out_indices,
+    out_data
+):  # fmt: skip
     """
-    count = groups_ptr.shape[0] - 1
-    out_ptr = np.zeros(count + 1, dtype=np.int64)
-    out_indices = np.empty(count * limit, dtype=np.int32)
-    out_data = np.empty(count * limit, dtype=np.float32)
-    touched = np.empty(work.shape[0], dtype=np.int32)
-    # Not `work[column] != 0`: values of opposite sign may cancel on the way.
-    seen = np.zeros(work.shape[0], dtype=np.bool_)
-    at = 0
-    for group in range(count):
+    Sums of the groups `first .. last` of rows, cut to their `limit` largest entries and scaled to length 1.
+
+    Of equal entries the lower column is kept. A group is written from `begin[group]` on and its number of entries to
+    `sizes`. `work` and `seen` (one per column) come and leave zeroed, `touched` is as long.
+    """
+    for group in range(first, last):
         size = 0
         for g in range(groups_ptr[group], groups_ptr[group + 1]):
             for p in range(indptr[groups[g]], indptr[groups[g] + 1]):
                 column = indices[p]
                 if data[p] != 0:
+                    # Not `work[column] != 0`: values of opposite sign may cancel on the way.
                     if not seen[column]:
                         seen[column] = True
                         touched[size] = column
@@ -196,8 +205,19 @@ def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
             kept = np.sort(np.argsort(-values, kind="mergesort")[:limit])
             columns, values = columns[kept], values[kept]
         norm = np.sqrt((values * values).sum())
+        at, sizes[group] = begin[group], columns.shape[0]
         out_indices[at : at + columns.shape[0]] = columns
         out_data[at : at + columns.shape[0]] = values / norm if norm > 0 else values
-        at += columns.shape[0]
-        out_ptr[group + 1] = at
-    return out_ptr, out_indices[:at].copy(), out_data[:at].copy()
+
+
+@compiled
+def close_gaps(begin, sizes, indices, data):
+    """Moves rows of `sizes` entries, row `i` from `begin[i]` on, together; returns where each begins now."""
+    indptr = np.zeros(begin.shape[0], dtype=np.int64)
+    for row in range(sizes.shape[0]):
+        at = indptr[row]
+        for p in range(begin[row], begin[row] + sizes[row]):
+            indices[at], data[at] = indices[p], data[p]
+            at += 1
+        indptr[row + 1] = at
+    return indptr

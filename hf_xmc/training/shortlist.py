@@ -15,8 +15,8 @@ from .work import ALONE, Work
 
 NEGATIVES = ("tfn", "man", "both")
 
-# Bounds the copy of the documents that are searched together: 16 MB.
-_VALUES_PER_SEARCH = 1 << 21
+# Bounds the copy of the documents that are searched together: 8 MB.
+_VALUES_PER_SEARCH = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels import bucket_bits, hash_order, pack_rows
-from ..lanes import HEADER, LANES, compiled, lane_add, lane_add_run, lane_dot, lane_dot_run, prefetch, prefetch_rows, prefetch_span
+from ..lanes import (
+    HEADER,
+    LANES,
+    compiled,
+    lane_add,
+    lane_add_run,
+    lane_dot,
+    lane_dot_run,
+    prefetch,
+    prefetch_rows,
+    prefetch_span,
+)
 
 SQUARED_HINGE, LOGISTIC = 0, 1
 
