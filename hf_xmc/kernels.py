@@ -153,7 +153,7 @@ def _log_probability(margin, loss):
 @compiled
 def _candidate(bits, node):
     """
-    A score and a node as one number: of two, the better has the higher score or, where these are equal, the lower node.
+    A score and a node as one number: of two, the better has the higher score or, of equal ones, the lower node.
 
     `bits` is the score's float32 read as uint32. Numbers are all different, so the best ones never depend on the order
     of the search.
@@ -215,8 +215,9 @@ def search(
     `out_nodes` gets node numbers of the whole tree, -1 where a document has fewer candidates than columns.
 
     All documents descend together, node by node: the classifiers of a node are fetched once for all that visit it.
-    Where these have more non-zeros than the node has rows, the rows are first entered in `table` (one zero per feature,
-    or empty to do without; zeroed again afterwards), in which they are found several times as fast as by hash.
+    Where these have more non-zeros than the node has rows, the rows are first entered in `table` (one zero per
+    feature, or empty to do without; zeroed again afterwards), in which they are found several times as fast as by
+    hash.
     """
     count, top_k = out_scores.shape
     sizes = np.zeros(count, dtype=np.int64)
