@@ -176,8 +176,8 @@ def entry_bounds(indptr, groups_ptr, groups, limit):
 
 @compiled
 def aggregate_rows(
-    indptr, indices, data, groups_ptr, groups, first, last, limit, work, touched, seen, begin, sizes, out_indices,
-    out_data
+    indptr, indices, data, groups_ptr, groups, first, last, limit, begin, sizes, out_indices, out_data, work, touched,
+    seen
 ):  # fmt: skip
     """
     Sums of the groups `first .. last` of rows, cut to their `limit` largest entries and scaled to length 1.

@@ -132,7 +132,7 @@ def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, 
         try:
             aggregate_rows(
                 documents.indptr, documents.indices, documents.data, by_label.indptr, by_label.indices, first, last,
-                max_entries, *arrays, begin, sizes, indices, data,
+                max_entries, begin, sizes, indices, data, *arrays,
             )  # fmt: skip
         finally:
             work.put(arrays)

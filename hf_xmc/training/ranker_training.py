@@ -371,7 +371,7 @@ class _GrowingArray:
         needed = self.used + len(rows)
         if needed > len(self.array):
             # No other reference to the memory is alive while it grows: snapshots are taken anew after each level.
-            self.array.resize((needed + needed // 32, *self.array.shape[1:]), refcheck=False)
+            self.array.resize((needed + needed // 8, *self.array.shape[1:]), refcheck=False)
         self.array[self.used : needed] = rows
         self.used = needed
 
