@@ -15,6 +15,8 @@ from .lanes import HEADER, LANES, compiled, lane_dot_float, lane_dot_int8, lane_
 
 SQUARED_HINGE, LOGISTIC = 0, 1
 
+_SIGN = np.uint32(1 << 31)
+_LAST_NODE = np.int64((1 << 32) - 1)
 _MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: spreads neighbouring feature ids over the table
 
 
@@ -84,14 +86,15 @@ def quantize(row, codes):
 
 
 @compiled
-def _block_scores(
-    block, indices, data, begin, end, dense, row_begin, bucket_begin, buckets, records, features, scales,
-    dense_weights, starts, ends, hits, factors, scores
+def _rows_by_hash(
+    block, indices, data, begin, end, row_begin, bucket_begin, buckets, records, features, scales, starts, ends, hits,
+    factors
 ):  # fmt: skip
     """
-    Margins of the siblings of one block for one document, in `scores`.
+    Writes the rows of a block which a document needs to `hits`, and what to multiply them by to `factors`.
 
     Three loops rather than one: those without branches let their memory accesses, mostly cache misses, overlap.
+    Returns how many rows they are.
     """
     first_row, first_bucket = row_begin[block], bucket_begin[block]
     bits = bucket_bits(row_begin[block + 1] - first_row)
@@ -110,13 +113,33 @@ def _block_scores(
                 factors[found] = data[p] * scales[row, 1]
                 found += 1
                 break
-    width = dense.shape[0]
-    scores[:] = 0
-    lane_dot_run(dense, 0, width, dense_weights, block * width, scores)
-    if records.shape[1] == HEADER + LANES:
-        lane_dot_int8(hits, factors, 0, found, records, scores)
-    else:
-        lane_dot_float(hits, factors, 0, found, records, scores)
+    return found
+
+
+@compiled
+def _rows_by_table(indices, data, begin, end, first_row, table, scales, hits, factors):
+    """As [`_rows_by_hash`], with the row of each feature, counted from 1, in a table: no branch that depends on it."""
+    found = 0
+    for p in range(begin, end):
+        row = table[indices[p]]
+        hits[found] = first_row + row - 1
+        factors[found] = data[p]
+        found += row > 0
+    for hit in range(found):
+        factors[hit] *= scales[hits[hit], 1]
+    return found
+
+
+@compiled
+def _fill_table(features, first_row, last_row, table):
+    for row in range(first_row, last_row):
+        table[features[row, 0]] = row - first_row + 1
+
+
+@compiled
+def _clear_table(features, first_row, last_row, table):
+    for row in range(first_row, last_row):
+        table[features[row, 0]] = 0
 
 
 @compiled
@@ -128,64 +151,59 @@ def _log_probability(margin, loss):
 
 
 @compiled
-def _better(score, node, other_score, other_node):
-    """Higher score first, then the lower node number: the result never depends on the order of the search."""
-    return score > other_score or (score == other_score and node < other_node)
+def _candidate(bits, node):
+    """
+    A score and a node as one number: of two, the better has the higher score or, of equal ones, the lower node.
+
+    `bits` is the score's float32 read as uint32. Numbers are all different, so the best ones never depend on the order
+    of the search.
+    """
+    ordered = ~bits if bits & _SIGN else bits | _SIGN
+    return np.uint64(ordered) << np.uint64(32) | np.uint64(_LAST_NODE - node)
 
 
 @compiled
-def _keep_best(heap_scores, heap_nodes, size, limit, score, node):
-    """Offers a candidate to a heap whose top is the worst of the `limit` best; returns the new size."""
-    if size < limit:
-        i = size
-        size += 1
-        while i > 0:
-            above = (i - 1) // 2
-            if not _better(heap_scores[above], heap_nodes[above], score, node):
-                break
-            heap_scores[i], heap_nodes[i] = heap_scores[above], heap_nodes[above]
-            i = above
-    elif not _better(score, node, heap_scores[0], heap_nodes[0]):
-        return size
-    else:
-        i = _sift_down(heap_scores, heap_nodes, size, score, node)
-    heap_scores[i], heap_nodes[i] = score, node
-    return size
+def _candidate_node(candidate):
+    return _LAST_NODE - np.int64(candidate & np.uint64(_LAST_NODE))
 
 
 @compiled
-def _sift_down(heap_scores, heap_nodes, size, score, node):
-    """Position for a candidate that replaces the top of the heap."""
-    i = 0
-    while True:
-        below = 2 * i + 1
-        if below >= size:
-            return i
-        if below + 1 < size and _better(
-            heap_scores[below], heap_nodes[below], heap_scores[below + 1], heap_nodes[below + 1]
-        ):
-            below += 1
-        if not _better(score, node, heap_scores[below], heap_nodes[below]):
-            return i
-        heap_scores[i], heap_nodes[i] = heap_scores[below], heap_nodes[below]
-        i = below
+def _candidate_bits(candidate):
+    ordered = np.uint32(candidate >> np.uint64(32))
+    return ordered ^ _SIGN if ordered & _SIGN else ~ordered
 
 
 @compiled
-def _sort_heap(heap_scores, heap_nodes, size):
-    """Turns the heap into a list, best first."""
-    for last in range(size - 1, 0, -1):
-        score, node = heap_scores[last], heap_nodes[last]
-        heap_scores[last], heap_nodes[last] = heap_scores[0], heap_nodes[0]
-        i = _sift_down(heap_scores, heap_nodes, last, score, node)
-        heap_scores[i], heap_nodes[i] = score, node
+def _select(candidates, limit):
+    """Brings the `limit` best candidates to the front, the worst of them last: quickselect without branches inside."""
+    first, last = 0, candidates.shape[0] - 1
+    target = limit - 1
+    while first < last:
+        middle = (first + last) // 2
+        a, b, c = candidates[first], candidates[middle], candidates[last]
+        pivot = max(min(a, b), min(max(a, b), c))
+        at = first if pivot == a else middle if pivot == b else last
+        candidates[at], candidates[last] = candidates[last], pivot
+        better = first
+        for i in range(first, last):
+            candidate = candidates[i]
+            candidates[i] = candidates[better]
+            candidates[better] = candidate
+            better += candidate > pivot
+        candidates[last], candidates[better] = candidates[better], pivot
+        if better == target:
+            return
+        if better < target:
+            first = better + 1
+        else:
+            last = better - 1
 
 
 @compiled
 def search(
     indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin,
     buckets, records, features, scales, dense_weights, loss, beam_scores, beam_nodes, num_levels, beam_size, by_path,
-    out_scores, out_nodes
+    table, out_scores, out_nodes
 ):  # fmt: skip
     """
     Best nodes that are `num_levels` below the first ones for the documents `first_document .. last_document`.
@@ -197,6 +215,9 @@ def search(
     `out_nodes` gets node numbers of the whole tree, -1 where a document has fewer candidates than columns.
 
     All documents descend together, node by node: the classifiers of a node are fetched once for all that visit it.
+    Where these have more non-zeros than the node has rows, the rows are first entered in `table` (one zero per
+    feature, or empty to do without; zeroed again afterwards), in which they are found several times as fast as by
+    hash.
     """
     count, top_k = out_scores.shape
     sizes = np.zeros(count, dtype=np.int64)
@@ -208,58 +229,142 @@ def search(
         longest = max(longest, np.int64(indptr[document + 1] - indptr[document]))
     starts, ends = np.empty(longest, dtype=np.int32), np.empty(longest, dtype=np.int32)
     hits, factors = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
+    mean_nonzeros = (indptr[last_document] - indptr[first_document]) // max(count, 1)
     scores = np.zeros(LANES, dtype=np.float32)
+    score_bits = scores.view(np.uint32)
+    width = dense.shape[1]
     for level in range(num_levels):
         last = level == num_levels - 1
         limit = top_k if last else beam_size
-        heap_scores = np.empty((count, limit), dtype=np.float32)
-        heap_nodes = np.empty((count, limit), dtype=np.int64)
+        summed = by_path or not last
+        # Candidates better than the `limit` best so far are added to them; of twice as many the best stay.
+        candidates = np.empty((count, 2 * limit + LANES), dtype=np.uint64)
         kept = np.zeros(count, dtype=np.int64)
-        visits = _visits_by_node(beam_nodes, sizes)
-        group = 0
-        while group < visits.shape[0]:
-            node = beam_nodes[visits[group, 0], visits[group, 1]]
-            group_end = group + 1
-            while group_end < visits.shape[0] and beam_nodes[visits[group_end, 0], visits[group_end, 1]] == node:
-                group_end += 1
-            for block in range(block_begin[node], block_begin[node + 1]):
-                first_child = child_begin[node] + (block - block_begin[node]) * LANES
-                num_lanes = min(LANES, child_begin[node + 1] - first_child)
-                for visit in range(group, group_end):
-                    i, position = visits[visit, 0], visits[visit, 1]
-                    document = first_document + i
-                    _block_scores(
-                        block, indices, data, np.int64(indptr[document]), np.int64(indptr[document + 1]),
-                        dense[document], row_begin, bucket_begin, buckets, records, features, scales, dense_weights,
-                        starts, ends, hits, factors, scores
-                    )  # fmt: skip
-                    for lane in range(num_lanes):
-                        score = scores[lane]
-                        if by_path or not last:
-                            score = beam_scores[i, position] + _log_probability(score, loss)
-                        kept[i] = _keep_best(heap_scores[i], heap_nodes[i], kept[i], limit, score, first_child + lane)
-            group = group_end
-        beam_scores, beam_nodes, sizes = heap_scores, heap_nodes, kept
+        worst = np.zeros(count, dtype=np.uint64)
+        # The best nodes of a beam come first: after them few other candidates are good enough.
+        positions = np.array([0, _first_visits(limit), beam_nodes.shape[1]])
+        for part in range(2):
+            visits = _visits_by_node(
+                beam_scores.view(np.uint32), beam_nodes, sizes, positions[part], positions[part + 1], child_begin,
+                summed, worst
+            )  # fmt: skip
+            group = 0
+            while group < visits.shape[0]:
+                node = beam_nodes[visits[group, 0], visits[group, 1]]
+                group_end = group + 1
+                while group_end < visits.shape[0] and beam_nodes[visits[group_end, 0], visits[group_end, 1]] == node:
+                    group_end += 1
+                for block in range(block_begin[node], block_begin[node + 1]):
+                    first_child = child_begin[node] + (block - block_begin[node]) * LANES
+                    num_lanes = min(LANES, child_begin[node + 1] - first_child)
+                    first_row, last_row = row_begin[block], row_begin[block + 1]
+                    tabled = table.shape[0] > 0 and (group_end - group) * mean_nonzeros > last_row - first_row
+                    if tabled:
+                        _fill_table(features, first_row, last_row, table)
+                    for visit in range(group, group_end):
+                        i, position = np.int64(visits[visit, 0]), np.int64(visits[visit, 1])
+                        document = first_document + i
+                        begin, end = np.int64(indptr[document]), np.int64(indptr[document + 1])
+                        if tabled:
+                            found = _rows_by_table(indices, data, begin, end, first_row, table, scales, hits, factors)
+                        else:
+                            found = _rows_by_hash(
+                                block, indices, data, begin, end, row_begin, bucket_begin, buckets, records, features,
+                                scales, starts, ends, hits, factors
+                            )  # fmt: skip
+                        scores[:] = 0
+                        lane_dot_run(dense[document], 0, width, dense_weights, block * width, scores)
+                        if records.shape[1] == HEADER + LANES:
+                            lane_dot_int8(hits, factors, 0, found, records, scores)
+                        else:
+                            lane_dot_float(hits, factors, 0, found, records, scores)
+                        if summed:
+                            for lane in range(LANES):
+                                scores[lane] = beam_scores[i, position] + _log_probability(scores[lane], loss)
+                        size, bound = kept[i], worst[i]
+                        for lane in range(num_lanes):
+                            candidate = _candidate(score_bits[lane], first_child + lane)
+                            candidates[i, size] = candidate
+                            size += candidate > bound
+                        if size > 2 * limit:
+                            _select(candidates[i, :size], limit)
+                            size, worst[i] = limit, candidates[i, limit - 1]
+                        kept[i] = size
+                    if tabled:
+                        _clear_table(features, first_row, last_row, table)
+                group = group_end
+            for i in range(count):
+                if kept[i] > limit:
+                    _select(candidates[i, : kept[i]], limit)
+                    kept[i], worst[i] = limit, candidates[i, limit - 1]
+        beam_scores, beam_nodes = np.empty((count, limit), np.float32), np.empty((count, limit), np.int64)
+        sizes = kept
+        for i in range(count):
+            best = candidates[i, : sizes[i]]
+            if last:
+                best[:] = np.sort(best)[::-1]
+            elif sizes[i] > 0:
+                _select(best, min(_first_visits(limit), sizes[i]))
+            _write_beam(best, beam_scores.view(np.uint32)[i], beam_nodes[i])
     for i in range(count):
         size = sizes[i]
-        _sort_heap(beam_scores[i], beam_nodes[i], size)
         out_scores[i, :size], out_nodes[i, :size] = beam_scores[i, :size], beam_nodes[i, :size]
         out_scores[i, size:], out_nodes[i, size:] = -np.inf, -1
 
 
 @compiled
-def _visits_by_node(beam_nodes, sizes):
-    """(document, position in its beam) of every visit, visits of one node next to each other."""
-    total = sizes.sum()
-    nodes = np.empty(total, dtype=np.int64)
-    visits = np.empty((total, 2), dtype=np.int64)
-    at = 0
+def _first_visits(limit):
+    """How many nodes are visited before the others: twice as many candidates as are kept."""
+    return -(-2 * limit // LANES)
+
+
+@compiled
+def _write_beam(best, beam_bits, beam_nodes):
+    for position in range(best.shape[0]):
+        beam_bits[position] = _candidate_bits(best[position])
+        beam_nodes[position] = _candidate_node(best[position])
+
+
+@compiled
+def _visits_by_node(beam_bits, beam_nodes, sizes, first, last, child_begin, summed, worst):
+    """
+    (document, position in its beam) of the visits at positions `first .. last`, visits of one node next to each other.
+
+    Where scores are `summed`, no child is better than its parent: nodes are left out whose children would all be
+    worse than `worst`.
+    """
+    longest = np.int64(0)
     for i in range(sizes.shape[0]):
-        for position in range(sizes[i]):
-            nodes[at] = beam_nodes[i, position]
-            visits[at, 0], visits[at, 1] = i, position
-            at += 1
-    return visits[np.argsort(nodes, kind="mergesort")]
+        longest += max(min(sizes[i], last) - first, 0)
+    nodes = np.empty(longest, dtype=np.int64)
+    visits = np.empty((longest, 2), dtype=np.int32)
+    total = 0
+    for i in range(sizes.shape[0]):
+        for position in range(first, min(sizes[i], last)):
+            node = beam_nodes[i, position]
+            if not summed or _candidate(beam_bits[i, position], child_begin[node]) > worst[i]:
+                nodes[total] = node
+                visits[total, 0], visits[total, 1] = i, position
+                total += 1
+    nodes, visits = nodes[:total], visits[:total]
+    if total == 0:
+        return visits
+    lowest = nodes.min()
+    distinct = nodes.max() - lowest + 1
+    if distinct > total:
+        return visits[np.argsort(nodes, kind="mergesort")]
+    # So many visits are counted faster than sorted.
+    begin = np.zeros(distinct + 1, dtype=np.int64)
+    for at in range(total):
+        begin[nodes[at] - lowest + 1] += 1
+    for node in range(distinct):
+        begin[node + 1] += begin[node]
+    ordered = np.empty_like(visits)
+    for at in range(total):
+        node = nodes[at] - lowest
+        ordered[begin[node]] = visits[at]
+        begin[node] += 1
+    return ordered
 
 
 @compiled

@@ -24,6 +24,7 @@ LANES = 16
 # Bytes before the weights of a stored row: the feature (int32) and the scale of the weights (float32).
 HEADER = 8
 
+_CACHE_LINE = 64  # bytes
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _INDEX = ir.IntType(64)
@@ -201,6 +202,16 @@ lane_dot_int8 = _packed_dot(_BYTES, _int8_to_float)
 lane_dot_float = _packed_dot(_FLOATS, lambda builder, vector: vector)
 
 
+def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    flag = ir.IntType(32)
+    address = builder.bitcast(address, ir.IntType(8).as_pointer())
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag]), "llvm.prefetch.p0"
+    )
+    read, keep, data_cache = flag(0), flag(3), flag(1)
+    builder.call(function, [address, read, keep, data_cache])
+
+
 @intrinsic
 def prefetch(typingctx, records, row):
     """Asks for a row of a two-dimensional array to be brought into the cache; never waits, never fails."""
@@ -208,16 +219,38 @@ def prefetch(typingctx, records, row):
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
         offset = builder.mul(args[1], builder.extract_value(array.strides, 0))
-        address = builder.bitcast(builder.gep(array.data, [offset]), ir.IntType(8).as_pointer())
-        flag = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag]), "llvm.prefetch.p0"
-        )
-        read, keep, data_cache = flag(0), flag(3), flag(1)
-        builder.call(function, [address, read, keep, data_cache])
+        base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+        _prefetch(builder, builder.gep(base, [offset]))
         return context.get_dummy_value()
 
     return types.void(records, types.int64), codegen
+
+
+@intrinsic
+def prefetch_span(typingctx, array, begin, end):
+    """The same for the elements `begin .. end` of a one-dimensional array."""
+
+    def codegen(context, builder, signature, args):
+        data = _data(context, builder, signature.args[0], args[0])
+        step = ir.Constant(_INDEX, _CACHE_LINE * 8 // signature.args[0].dtype.bitwidth)
+        with cgutils.for_range_slice(builder, args[1], args[2], step, intp=_INDEX) as (position, _):
+            _prefetch(builder, builder.gep(data, [position]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch_rows(typingctx, rows, begin, end, weights):
+    """The same for the rows `rows[begin:end]` of (rows, LANES) weights."""
+
+    def codegen(context, builder, signature, args):
+        row_of, base = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3))
+        with cgutils.for_range_slice(builder, args[1], args[2], ir.Constant(_INDEX, 1), intp=_INDEX) as (position, _):
+            _prefetch(builder, _row(builder, base, _as_index(builder, _element(builder, row_of, position)), _FLOATS))
+        return context.get_dummy_value()
+
+    return types.void(rows, types.int64, types.int64, weights), codegen
 
 
 compiled = numba.njit(cache=True, nogil=True)

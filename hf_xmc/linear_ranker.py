@@ -22,8 +22,11 @@ LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
 # Documents that a thread takes through the tree together, and the candidates it may hold for them.
-_MAX_DOCUMENTS = 2048
-_MAX_HEAP = 1 << 22
+_MAX_DOCUMENTS = 1 << 14
+_MAX_HEAP = 1 << 21
+
+# Fewer documents than this do without a table of the features, which would have to be made for them.
+_MIN_DOCUMENTS_FOR_TABLE = 64
 
 
 @dataclass(frozen=True)
@@ -191,11 +194,12 @@ class LinearRanker:
 
         def run(first: int) -> None:
             last = min(first + together, count)
+            table = np.zeros(self.num_sparse if last - first >= _MIN_DOCUMENTS_FOR_TABLE else 0, dtype=np.int32)
             search(
                 sparse.indptr, sparse.indices, sparse.data, dense, first, last, self._child_begin, self._block_begin,
                 weights.row_begin, weights.bucket_begin, weights.buckets, weights.records, *views, weights.dense,
                 LOSSES[self.loss], start_scores[first:last], start_nodes[first:last], depth - self.first_level + 1,
-                beam_size, by_path, scores[first:last], nodes[first:last],
+                beam_size, by_path, table, scores[first:last], nodes[first:last],
             )  # fmt: skip
 
         starts = range(0, count, together)

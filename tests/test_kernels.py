@@ -1,4 +1,4 @@
-"""The compiled pieces on their own: vector operations on lanes, hashed rows, packed records, heaps."""
+"""The compiled pieces on their own: vector operations on lanes, hashed rows, packed records, candidates."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ def run_packed(rows, values, begin, end, records, out, quantized):
 
 
 @compiled
-def run_heap(scores, nodes, limit):
-    heap_scores, heap_nodes = np.empty(limit, np.float32), np.empty(limit, np.int64)
-    size = 0
+def run_select(scores, nodes, limit):
+    candidates = np.empty(scores.shape[0], dtype=np.uint64)
+    bits = scores.view(np.uint32)
     for i in range(scores.shape[0]):
-        size = kernels._keep_best(heap_scores, heap_nodes, size, limit, scores[i], nodes[i])
-    kernels._sort_heap(heap_scores, heap_nodes, size)
-    return heap_scores[:size], heap_nodes[:size]
+        candidates[i] = kernels._candidate(bits[i], nodes[i])
+    kernels._select(candidates, limit)
+    best_scores, best_nodes = np.empty(limit, np.float32), np.empty(limit, np.int64)
+    kernels._write_beam(candidates[:limit], best_scores.view(np.uint32), best_nodes)
+    return best_scores, best_nodes
 
 
 SPANS = [(0, 0), (0, 1), (2, 4), (1, 8), (3, 20), (0, 21)]
@@ -177,15 +179,18 @@ def test_packed_records(quantized):
         assert (scales == 1).all() and np.array_equal(records.view(np.float32)[:, 2:], rows[order])
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 50])
-def test_heap_keeps_the_best_in_order_whatever_the_order_of_arrival(limit):
-    rng = np.random.default_rng(3)
-    scores = rng.integers(0, 6, 40).astype(np.float32)  # many ties: the lower node goes first
-    expected = sorted(zip(-scores, range(40)))[:limit]
+@pytest.mark.parametrize("limit", [1, 2, 7, 40])
+def test_select_finds_the_best_whatever_the_order_of_arrival(limit):
+    rng = np.random.default_rng(2)
+    scores = rng.choice(np.array([-8, -1.5, -0.0, 0.25, 3], np.float32), 40)  # ties: the lower node is better
+    nodes = rng.choice(1 << 31, 40, replace=False)
+    expected = sorted(zip((-scores).tolist(), nodes.tolist()))[:limit]
     for _ in range(5):
         arrival = rng.permutation(40)
-        kept_scores, kept_nodes = run_heap(scores[arrival], arrival, limit)
-        assert list(zip((-kept_scores).tolist(), kept_nodes.tolist())) == expected
+        best_scores, best_nodes = run_select(scores[arrival], nodes[arrival], limit)
+        found = list(zip((-best_scores).tolist(), best_nodes.tolist()))
+        assert sorted(found) == expected
+        assert found[-1] == expected[-1]
 
 
 def test_log_probabilities():

@@ -45,6 +45,8 @@ def main(work: str, threads: int, splits: list[str]) -> None:
         matrix = sp.csr_matrix(model.predict(texts, threads=threads), dtype=np.float32)
         timings[f"tfidf_{split}_s"] = time.perf_counter() - start
         matrix.sort_indices()
+        # As all other matrices of a work folder: whoever reads 64-bit numbers holds them beside their 32-bit copy.
+        matrix.indptr, matrix.indices = matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32)
         sp.save_npz(f"{work}/X.{split}.npz", matrix, compressed=False)
     model.save(f"{work}/tfidf-pecos")
     latencies = []

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..lanes import compiled
+from ..lanes import compiled, prefetch_span
 
 # Members that find the centres of a larger node, and the iterations that refine them on all members.
 _SAMPLE = 8192
 _REFINEMENTS = 2
+
+# Rows lie anywhere in memory: that of the member so many places on is fetched meanwhile.
+_AHEAD = 4
 
 
 @compiled
@@ -116,6 +119,10 @@ def _dots(indptr, indices, data, dense, members, left, sparse_sums, dense_sums):
     left_dots, right_dots = np.empty(members.shape[0], np.float32), np.empty(members.shape[0], np.float32)
     left_square, right_square = 0.0, 0.0
     for i in range(members.shape[0]):
+        if i + _AHEAD < members.shape[0]:
+            begin, end = np.int64(indptr[members[i + _AHEAD]]), np.int64(indptr[members[i + _AHEAD] + 1])
+            prefetch_span(indices, begin, end)
+            prefetch_span(data, begin, end)
         left_dots[i], right_dots[i] = _dot_row(indptr, indices, data, dense, members[i], sparse_sums, dense_sums)
         # The dot products of a side's members with their sum add up to its squared length.
         if left[i]:
@@ -163,26 +170,35 @@ def nearest_centre(indptr, indices, data, dense, members, sparse_centres, dense_
 
 
 @compiled
-def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
-    """
-    Sums of groups of rows, cut to their `limit` largest entries (ties go to the lower column) and scaled to length 1.
+def entry_bounds(indptr, groups_ptr, groups, limit):
+    """Where each group's sum begins if none is longer than all its rows together, nor than `limit`."""
+    begin = np.zeros(groups_ptr.shape[0], dtype=np.int64)
+    for group in range(begin.shape[0] - 1):
+        size = 0
+        for g in range(groups_ptr[group], groups_ptr[group + 1]):
+            size += indptr[groups[g] + 1] - indptr[groups[g]]
+        begin[group + 1] = begin[group] + min(size, limit)
+    return begin
 
-    `work` (one zero per column) comes and leaves zeroed. Returns indptr, indices and data of the result.
+
+@compiled
+def aggregate_rows(
+    indptr, indices, data, groups_ptr, groups, first, last, limit, begin, sizes, out_indices, out_data, work, touched,
+    seen
+):  # fmt: skip
     """
-    count = groups_ptr.shape[0] - 1
-    out_ptr = np.zeros(count + 1, dtype=np.int64)
-    out_indices = np.empty(count * limit, dtype=np.int32)
-    out_data = np.empty(count * limit, dtype=np.float32)
-    touched = np.empty(work.shape[0], dtype=np.int32)
-    # Not `work[column] != 0`: values of opposite sign may cancel on the way.
-    seen = np.zeros(work.shape[0], dtype=np.bool_)
-    at = 0
-    for group in range(count):
+    Sums of the groups `first .. last` of rows, cut to their `limit` largest entries and scaled to length 1.
+
+    Of equal entries the lower column is kept. A group is written from `begin[group]` on and its number of entries to
+    `sizes`. `work` and `seen` (one per column) come and leave zeroed, `touched` is as long.
+    """
+    for group in range(first, last):
         size = 0
         for g in range(groups_ptr[group], groups_ptr[group + 1]):
             for p in range(indptr[groups[g]], indptr[groups[g] + 1]):
                 column = indices[p]
                 if data[p] != 0:
+                    # Not `work[column] != 0`: values of opposite sign may cancel on the way.
                     if not seen[column]:
                         seen[column] = True
                         touched[size] = column
@@ -196,8 +212,19 @@ def aggregate_rows(indptr, indices, data, groups_ptr, groups, limit, work):
             kept = np.sort(np.argsort(-values, kind="mergesort")[:limit])
             columns, values = columns[kept], values[kept]
         norm = np.sqrt((values * values).sum())
+        at, sizes[group] = begin[group], columns.shape[0]
         out_indices[at : at + columns.shape[0]] = columns
         out_data[at : at + columns.shape[0]] = values / norm if norm > 0 else values
-        at += columns.shape[0]
-        out_ptr[group + 1] = at
-    return out_ptr, out_indices[:at].copy(), out_data[:at].copy()
+
+
+@compiled
+def close_gaps(begin, sizes, indices, data):
+    """Moves rows of `sizes` entries, row `i` from `begin[i]` on, together; returns where each begins now."""
+    indptr = np.zeros(begin.shape[0], dtype=np.int64)
+    for row in range(sizes.shape[0]):
+        at = indptr[row]
+        for p in range(begin[row], begin[row] + sizes[row]):
+            indices[at], data[at] = indices[p], data[p]
+            at += 1
+        indptr[row + 1] = at
+    return indptr

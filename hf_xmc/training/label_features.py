@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
-from scipy.sparse import csr_matrix, hstack, vstack
+from scipy.sparse import csr_matrix, hstack
 
 from ..features import Features
 from ..label_tree import binarized
 from ..modeling_xmc import XMCForTextClassification
-from .cluster_kernels import aggregate_rows
+from .cluster_kernels import aggregate_rows, close_gaps, entry_bounds
 
 # What places a label in the tree; those of the second line need an encoder.
 LABEL_FEATURES = ("pifa", "text", "both", "embedding", "text-embedding")
@@ -115,17 +116,33 @@ def pifa(
 
 def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, num_threads: int | None) -> csr_matrix:
     num_labels, num_features = by_label.shape[0], documents.shape[1]
+    # Each label writes to a place of its own, large enough for what it may have; the gaps are closed at the end.
+    # Many small results would be held twice while they are put together, and their memory never quite given back.
+    begin = entry_bounds(documents.indptr, by_label.indptr, by_label.indices, min(max_entries, num_features))
+    sizes = np.empty(num_labels, dtype=np.int64)
+    indices, data = np.empty(begin[-1], dtype=np.int32), np.empty(begin[-1], dtype=np.float32)
+    work: SimpleQueue = SimpleQueue()
+    threads = num_threads or os.cpu_count() or 1
+    for _ in range(threads):
+        work.put(tuple(np.zeros(num_features, dtype=dtype) for dtype in (np.float32, np.int32, np.bool_)))
 
-    def run(first: int) -> csr_matrix:
-        pointers = by_label.indptr[first : first + _LABELS_PER_TASK + 1]
-        work = np.zeros(num_features, dtype=np.float32)
-        indptr, indices, data = aggregate_rows(
-            documents.indptr, documents.indices, documents.data, pointers, by_label.indices, max_entries, work
-        )
-        return csr_matrix((data, indices, indptr), shape=(len(pointers) - 1, num_features))
+    def run(first: int) -> None:
+        last = min(first + _LABELS_PER_TASK, num_labels)
+        arrays = work.get()
+        try:
+            aggregate_rows(
+                documents.indptr, documents.indices, documents.data, by_label.indptr, by_label.indices, first, last,
+                max_entries, begin, sizes, indices, data, *arrays,
+            )  # fmt: skip
+        finally:
+            work.put(arrays)
 
-    with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
-        return csr_matrix(vstack(list(pool.map(run, range(0, num_labels, _LABELS_PER_TASK))), format="csr"))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(run, range(0, num_labels, _LABELS_PER_TASK)))
+    indptr = close_gaps(begin, sizes, indices, data)
+    indices.resize(indptr[-1], refcheck=False)
+    data.resize(indptr[-1], refcheck=False)
+    return csr_matrix((data, indices, indptr), shape=(num_labels, num_features))
 
 
 def side_by_side(first: Features, second: Features) -> Features:

@@ -15,8 +15,8 @@ from .work import ALONE, Work
 
 NEGATIVES = ("tfn", "man", "both")
 
-# Bounds the copy of the documents that are searched together.
-_DOCUMENTS_PER_SEARCH = 1 << 13
+# Bounds the copy of the documents that are searched together: 8 MB.
+_VALUES_PER_SEARCH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def level_shortlist(
         found = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
         first_true = np.append(true, 0)[true_ptr[:-1]]
-        groups = np.array_split(np.argsort(first_true, kind="stable"), -(-len(features) // _DOCUMENTS_PER_SEARCH))
+        num_groups = min(len(features), 1 + _num_values(features) // _VALUES_PER_SEARCH)
+        groups = np.array_split(np.argsort(first_true, kind="stable"), num_groups)
 
         def search(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
             for rows in (groups[index] for index in indices):
@@ -85,6 +86,10 @@ def level_shortlist(
     if negatives == "man":
         true_ptr = np.zeros_like(true_ptr)
     return Shortlist(*_documents_by_node(true_ptr, true, found, numbered_from, num_nodes))
+
+
+def _num_values(features: Features) -> int:
+    return (0 if features.sparse is None else features.sparse.nnz) + len(features) * features.num_dense
 
 
 @compiled

@@ -12,7 +12,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels import bucket_bits, hash_order, pack_rows
-from ..lanes import HEADER, LANES, compiled, lane_add, lane_add_run, lane_dot, lane_dot_run
+from ..lanes import (
+    HEADER,
+    LANES,
+    compiled,
+    lane_add,
+    lane_add_run,
+    lane_dot,
+    lane_dot_run,
+    prefetch,
+    prefetch_rows,
+    prefetch_span,
+)
 
 SQUARED_HINGE, LOGISTIC = 0, 1
 
@@ -69,6 +80,17 @@ def solve_block(
             _positives_first(order, visits, diagonal, num_lanes)
         worst = np.float32(0)
         for visit in range(visits):
+            # What the next documents need is fetched while this one is worked on.
+            if visit + 2 < visits:
+                later = order[visit + 2]
+                begin, end = np.int64(indptr[rows[later]]), np.int64(indptr[rows[later] + 1])
+                prefetch_span(indices, begin, end)
+                prefetch_span(data, begin, end)
+                prefetch(alpha, later)
+                prefetch(diagonal, later)
+            if visit + 1 < visits:
+                row = rows[order[visit + 1]]
+                prefetch_rows(indices, np.int64(indptr[row]), np.int64(indptr[row + 1]), weights)
             i = order[visit]
             document = documents[i]
             begin, end = np.int64(indptr[rows[i]]), np.int64(indptr[rows[i] + 1])
