@@ -151,7 +151,7 @@ def test_documents_are_searched_in_parts(monkeypatch):
     model, counts = make_model([1, 2]), PROBLEM.level_targets
     arguments = LevelArguments(negatives="man", beam_size=2)
     whole = make_level_data(model, counts, 1, arguments, PROBLEM.vectors).shortlist
-    monkeypatch.setattr("hf_xmc.training.head_training._DOCUMENTS_PER_SEARCH", 33)
+    monkeypatch.setattr("hf_xmc.training.work._MOST_ROWS", 33)
     calls = []
     parts = make_level_data(model, counts, 1, arguments, PROBLEM.vectors, lambda *call: calls.append(call)).shortlist
     assert (whole != parts).nnz == 0
