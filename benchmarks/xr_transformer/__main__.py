@@ -61,7 +61,13 @@ def main() -> None:
         "--method", default="xr-transformer", choices=VARIANTS, help="whose parts to compare (default: %(default)s)"
     )
     command.add_argument("--variants", nargs="+", help="only these (default: all)")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seeds", type=int, nargs="+", default=[0], help="each variant once with each (default: 0)")
+    command.add_argument(
+        "--held-out", type=int, help="documents drawn from the training split to measure on, in place of --validation"
+    )
+    command.add_argument(
+        "--options", type=json.loads, default={}, help="of all variants, XMCTrainingArguments as JSON (default: none)"
+    )
     _add_common(command)
     args = parser.parse_args()
     if args.command == "speed" and (args.model is None) != (args.data is None):
@@ -141,12 +147,14 @@ def _ablation(args: argparse.Namespace) -> None:
         args.output,
         args.variants,
         args.limit,
+        args.held_out,
         args.method,
+        args.seeds,
         per_device_train_batch_size=args.batch_size,
         per_device_eval_batch_size=2 * args.batch_size,
         encoder_max_length=args.max_length,
         num_threads=args.threads,
-        seed=args.seed,
+        **args.options,
     )
     print(format_table(results))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
     Each variant changes one thing of `dynamic`.
 
     It has clusters however few the labels are, and a beam that leaves most of them out: else all negatives are one.
+    `two stages` trains the clusters in half of the steps, finds candidates, and trains the labels in the other half.
     """
+    halves = [steps // 2, steps - steps // 2]
     dynamic: dict[str, Any] = {"level_indices": [-2, -1], "level_steps": [steps], "level_beam_size": [5]}
     return {
         "frozen encoder": {**dynamic, "level_steps": [0]},
         "dynamic": dynamic,
         "static": {**dynamic, "level_negatives": ["both"]},
+        "two stages": {**dynamic, "level_negatives": ["both"], "level_joint": False, "level_steps": halves},
         "teacher forcing only": {**dynamic, "level_negatives": ["tfn"]},
         "all labels": {"level_steps": [steps], "level_negatives": ["all"]},
         "without averaging": {**dynamic, "level_swa_start": 1.0},
@@ -82,11 +86,13 @@ def ablation(
     path: Path,
     names: Iterable[str] | None = None,
     limit: int | None = None,
+    held_out: int | None = None,
     method: str = "xr-transformer",
+    seeds: Sequence[int] = (0,),
     **options: Any,
-) -> dict[str, Any]:
+) -> dict[str, dict[str, Any]]:
     """
-    Trains every variant that is not yet in the file of results and adds it there.
+    Trains every variant with every seed that is not yet in the file of results and adds it there.
 
     Args:
         dataset: Folder of the data, or `sample`.
@@ -97,21 +103,36 @@ def ablation(
         path: File of the results.
         names: Variants to run; all by default.
         limit: Training documents to use; all by default.
+        held_out: Documents drawn from the training split to measure on, in place of the validation split.
         method: Method whose parts are compared.
+        seeds: Each variant is trained once with each.
         options: Further options of all variants.
+
+    Returns:
+        What was measured, by variant and seed.
     """
     from hf_xmc.cli.arguments import load_split
 
-    train, held_out = load_split(dataset, train_split), load_split(dataset, validation_split)
+    train = load_split(dataset, train_split)
+    if held_out is None:
+        validation = load_split(dataset, validation_split)
+    else:
+        # Files may be sorted by date, say.
+        train = train.shuffle(seed=0)
+        train, validation = train.select(range(held_out, len(train))), train.select(range(held_out))
     if limit is not None:
         train = train.select(range(min(limit, len(train))))
-    choose, measure = held_out.select(range(0, len(held_out), 2)), held_out.select(range(1, len(held_out), 2))
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    halves = [validation.select(range(start, len(validation), 2)) for start in (0, 1)]
+    results: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     known = {"xr-linear": {}, **VARIANTS[method](steps)}
     options["method"] = method
-    for name in known if names is None else names:
-        if name not in results:
-            results[name] = _run(train, choose, measure, encoder, known[name], name == "xr-linear", options)
+    for seed in seeds:
+        for name in known if names is None else names:
+            if str(seed) in results.get(name, {}):
+                continue
+            common = {**options, "seed": seed}
+            result = _run(train, halves[0], halves[1], encoder, known[name], name == "xr-linear", common)
+            results.setdefault(name, {})[str(seed)] = result
             path.write_text(json.dumps(results, indent=1), encoding="utf-8")
             print(format_table({name: results[name]}), flush=True)
     return results
@@ -123,8 +144,7 @@ def _run(
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
     common: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
-    if not linear:
-        common |= {"predict_with": "both", **options, **changes}
+    common |= {"seed": options["seed"]} if linear else {"predict_with": "both", **changes, **options}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         trainer = XMCTrainer(
@@ -136,7 +156,8 @@ def _run(
         output = trainer.train()
     seconds = time.perf_counter() - start
     measured = {}
-    for predictor in PREDICTORS[:1] if linear else PREDICTORS:
+    predictors = PREDICTORS if trainer.args.predict_with == "both" else (trainer.args.predict_with,)
+    for predictor in predictors:
         trainer.model.config.predict_with = predictor
         values = trainer.evaluate(measure)
         measured[predictor] = {name: values[f"eval_{name}"] for name in METRICS}
@@ -152,23 +173,31 @@ def _run(
     }
 
 
-def format_table(results: dict[str, Any]) -> str:
-    """The results in percent as a Markdown table."""
+def format_table(results: dict[str, dict[str, Any]]) -> str:
+    """The results in percent as a Markdown table: means over the seeds, with their standard deviation if several."""
     lines = [
-        "| variant | seconds | nDCG@5 heads | nDCG@5 ranker | "
+        "| variant | seeds | seconds | nDCG@5 heads | nDCG@5 ranker | "
         + " | ".join(f"{name} both" for name in METRICS)
         + " |",
-        "|---|---|---|---|" + "---|" * len(METRICS),
+        "|---|---|---|---|---|" + "---|" * len(METRICS),
     ]
-    for name, result in results.items():
-        metrics = result["metrics"]
-        best = metrics.get("both", metrics["ranker"])
+    for name, runs in results.items():
+        metrics = [run["metrics"] for run in runs.values()]
+        # Where one predictor was trained alone, it is all there is.
+        last = "both" if "both" in metrics[0] else next(iter(metrics[0]))
         cells = [
             name,
-            f"{result['seconds']:.0f}",
-            f"{100 * metrics['heads']['nDCG@5']:.2f}" if "heads" in metrics else "-",
-            f"{100 * metrics['ranker']['nDCG@5']:.2f}",
-            *(f"{100 * best[metric]:.2f}" for metric in METRICS),
+            str(len(runs)),
+            f"{statistics.mean(run['seconds'] for run in runs.values()):.0f}",
+            *(_cell(metrics, predictor, "nDCG@5") for predictor in ("heads", "ranker")),
+            *(_cell(metrics, last, metric) for metric in METRICS),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(runs: list[dict[str, dict[str, float]]], predictor: str, metric: str) -> str:
+    values = [100 * run[predictor][metric] for run in runs if predictor in run]
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else "-"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
