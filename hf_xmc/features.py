@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from .kernels import scaled_rows, squared_norms
 
@@ -46,6 +46,15 @@ class Features:
         return Features(
             None if self.sparse is None else self.sparse[rows], None if self.dense is None else self.dense[rows]
         )
+
+    def followed_by(self, other: Features) -> Features:
+        """These rows and then those of `other`, which has the same columns."""
+        sparse, dense = None, None
+        if self.sparse is not None:
+            sparse = csr_matrix(vstack([self.sparse, other.sparse], format="csr"))
+        if self.dense is not None:
+            dense = np.vstack([self.dense, other.dense])
+        return Features(sparse, dense)
 
     @property
     def num_sparse(self) -> int:

@@ -55,6 +55,14 @@ def test_rows(rows):
     assert len(part) == len(DENSE[rows])
 
 
+def test_rows_after_rows():
+    first, second = (Features(csr_matrix(np.full((rows, 3), rows, np.float32)), np.eye(rows, 2)) for rows in (2, 1))
+    both = first.followed_by(second)
+    np.testing.assert_array_equal(both.sparse.toarray(), [[2, 2, 2], [2, 2, 2], [1, 1, 1]])
+    np.testing.assert_array_equal(both.dense, [[1, 0], [0, 1], [1, 0]])
+    assert Features(first.sparse).followed_by(Features(second.sparse)).dense is None
+
+
 def test_normalized_scales_each_part_and_leaves_zero_rows():
     features = Features(csr_matrix(SPARSE), DENSE).normalized()
     for part, original in ((features.sparse.toarray(), SPARSE), (features.dense, DENSE)):

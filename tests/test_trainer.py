@@ -218,6 +218,42 @@ def test_label_texts(documents, tmp_path, label_features):
         XMCTrainer(args=arguments(tmp_path / "b", label_features="text"), train_dataset=documents).train()
 
 
+@pytest.mark.parametrize("method", ["xr-linear", "xr-transformer"])
+def test_the_ranker_learns_from_texts_of_labels(tmp_path, tiny_encoder, method):
+    texts = {f"label {label:02d}": f"word{label % 4} name{label:02d}" for label in range(60)}
+    # Names are spread over the documents whatever their labels: only the texts of labels tell whose they are.
+    documents = make_documents(300)
+    names = [f"{text} name{place % 60:02d}" for place, text in enumerate(documents["text"])]
+    data = documents.remove_columns("text").add_column("text", names)
+    found = {}
+    for length in (0.0, 1.0):
+        options = {"label_text_length": length, "tfidf_min_df": 1}
+        if method == "xr-transformer":
+            options |= {"method": method, "level_epochs": [0], "encoder_max_length": 16, "predict_with": "ranker"}
+        model = tiny_encoder if method == "xr-transformer" else None
+        args = arguments(tmp_path / str(length), **options)
+        trainer = XMCTrainer(model=model, args=args, train_dataset=data, label_texts=texts)
+        trainer.train()
+        asked = [f"name{label:02d}" for label in range(60)]
+        best = trainer.model.predict(asked, top_k=1)
+        found[length] = np.mean([tags[0][0] == f"label {label:02d}" for label, tags in enumerate(best)])
+    assert found[1.0] > found[0.0] + 0.3
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "label_text_length=0.5.*pass `label_texts`"),
+        ({"label_text_length": -1}, "must not be negative"),
+        ({"method": "lightxml"}, "predict_with='heads'"),
+        ({"method": "x-transformer"}, "ranker_matcher='heads'"),
+    ],
+)
+def test_texts_of_labels_that_cannot_be_used(documents, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        XMCTrainer(args=arguments(tmp_path, **{"label_text_length": 0.5, **options}), train_dataset=documents).train()
+
+
 def test_parts_of_a_given_model_are_used(documents, tmp_path):
     labels = Labels.from_dataset(documents)
     tfidf = TfidfFeaturizer(ngram_range=(1, 1)).fit(documents["text"])

@@ -23,7 +23,7 @@ from small_problems import (
 
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
 from hf_xmc.linear_ranker import Beam, LinearRanker
-from hf_xmc.training.label_features import describe_labels
+from hf_xmc.training.label_features import describe_labels, label_documents
 from hf_xmc.training.ranker_training import RankerArguments, train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
@@ -329,6 +329,23 @@ def test_label_features_without_texts(described, kind):
     model.labels = Labels(model.labels.names)
     with pytest.raises(ValueError, match=f"`label_features='{kind}'` needs texts of the labels"):
         describe_labels(model, Features(csr_matrix((50, 1))), model.labels.encode(data), kind)
+
+
+@pytest.mark.parametrize("with_encoder", [False, True])
+def test_label_documents(described, with_encoder):
+    model, _, texts = described
+    model.config.embedding_scale = 0.25
+    if not with_encoder:
+        model.encoder = None
+    found, targets = label_documents(model, 0.5)
+    labels = [label for label in range(len(texts)) if label != 4]  # which has no text
+    written = [texts[label] for label in labels]
+    np.testing.assert_allclose(found.sparse.toarray(), 0.5 * model.tfidf.transform(written).toarray(), atol=1e-6)
+    np.testing.assert_array_equal(targets.toarray(), np.eye(len(texts))[labels])
+    if with_encoder:
+        np.testing.assert_allclose(found.dense, 0.5 * 0.25 * model.embed(written), atol=1e-6)
+    else:
+        assert found.dense is None
 
 
 @pytest.mark.parametrize("kind", ["embedding", "text-embedding"])

@@ -58,28 +58,62 @@ def describe_labels(
     if kind != "text":
         parts.append(pifa(features, targets, max_sparse, num_threads))
     if kind != "pifa":
-        texts = _label_texts(model, kind)
-        if model.tfidf is None:
-            raise ValueError(f"`label_features={kind!r}` needs documents that are texts, not vectors.")
+        texts = check_label_texts(model, "label_features", kind)
+        assert model.tfidf is not None
         parts.append(Features(model.tfidf.transform(texts, num_workers=num_threads)))
     return parts[0] if len(parts) == 1 else side_by_side(*parts)
 
 
+def label_documents(
+    model: XMCForTextClassification, length: float, num_threads: int | None = None
+) -> tuple[Features, csr_matrix]:
+    """
+    The labels' own texts as documents for the ranker.
+
+    A rare label has few documents to learn its words from, and its own text is made of them.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            Model with labels that have texts, TF-IDF and, if it has one, the trained encoder.
+        length (`float`):
+            Length of their vectors in proportion to those of documents. A name says what to look for and nothing of
+            the words that documents have beside it: it should count less than they do.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+
+    Returns:
+        `tuple[Features, csr_matrix]`: one row for each label that has a text, as the ranker takes them, and
+        `(rows, labels)` the label of each.
+    """
+    texts = check_label_texts(model, "label_text_length", length)
+    assert model.tfidf is not None
+    labels = np.array([label for label, text in enumerate(texts) if text.strip()])
+    texts = [texts[label] for label in labels]
+    sparse = model.tfidf.transform(texts, num_workers=num_threads)
+    own = model.ranker_features(Features(sparse, None if model.encoder is None else model.embed(texts)))
+    scale = np.float32(length)
+    scaled = Features(own.sparse * scale, None if own.dense is None else own.dense * scale)  # type: ignore[operator]
+    ones, indptr = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
+    return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(model.labels or ())))
+
+
 def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
-    texts = _label_texts(model, kind)
+    texts = check_label_texts(model, "label_features", kind)
     vectors = model.embed(texts)
     # What an encoder makes of nothing says nothing.
     vectors[[not text.strip() for text in texts]] = 0
     return Features(None, vectors)
 
 
-def _label_texts(model: XMCForTextClassification, kind: str) -> list[str]:
+def check_label_texts(model: XMCForTextClassification, option: str, value: str | float) -> list[str]:
+    """The texts of all labels; raises where there are none, or nothing to read them with, which an option needs."""
     texts = None if model.labels is None else model.labels.texts
     if texts is None or not any(texts):
         raise ValueError(
-            f"`label_features={kind!r}` needs texts of the labels: pass `label_texts` to the trainer, or use "
-            "`label_features='pifa'`."
+            f"`{option}={value!r}` needs texts of the labels: pass `label_texts` to the trainer, or leave it out."
         )
+    if model.tfidf is None and model.encoder is None:
+        raise ValueError(f"`{option}={value!r}` needs documents that are texts, not vectors.")
     return list(texts)
 
 

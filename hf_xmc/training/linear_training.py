@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 from datasets import Dataset
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from ..data import feature_matrix
 from ..features import Features
@@ -17,7 +17,7 @@ from ..linear_ranker import Beam
 from ..modeling_xmc import XMCForTextClassification
 from ..tfidf import TfidfFeaturizer
 from .clustering import TreeArguments, build_tree, frequency_tree
-from .label_features import describe_labels
+from .label_features import check_label_texts, describe_labels, label_documents
 from .progress import CountedTexts, Stages
 from .ranker_training import train_ranker
 from .training_args import XMCTrainingArguments
@@ -73,6 +73,9 @@ def prepare_features(
     with stages.stage("features") as facts:
         features = training_features(model, dataset, args, stages)
         facts.update(features=features.num_sparse)
+    if args.label_text_length:
+        # It comes last, and what it needs is known now.
+        check_label_texts(model, "label_text_length", args.label_text_length)
     return features, targets
 
 
@@ -104,10 +107,18 @@ def add_ranker(
     tree: LabelTree | None = None,
     start: Beam | None = None,
 ) -> None:
-    """Trains the ranker on a tree, the model's own by default, or on its levels below `start`."""
+    """
+    Trains the ranker on a tree, the model's own by default, or on its levels below `start`.
+
+    The labels' own texts are documents, too, where the options give them a length.
+    """
     tree = model.label_tree if tree is None else tree
     assert tree is not None
     with stages.stage("ranker") as facts:
+        if args.label_text_length:
+            texts, own_labels = label_documents(model, args.label_text_length, args.num_threads)
+            features, targets = features.followed_by(texts), csr_matrix(vstack([targets, own_labels], format="csr"))
+            facts.update(label_documents=len(texts))
         model.ranker = train_ranker(
             features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report, start, stages.work
         )

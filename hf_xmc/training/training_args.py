@@ -76,6 +76,10 @@ class XMCTrainingArguments(TrainingArguments):
             encoder as it comes) or `"text-embedding"` (such a vector of its own text).
         label_max_features (`int`, *optional*, defaults to `1024`):
             Largest entries kept of each label's PIFA vector; `None` keeps all.
+        label_text_length (`float`, *optional*, defaults to 0.0):
+            Length of the labels' own texts as further training documents of the ranker, each with its one label,
+            beside documents of length 1; 0 leaves them out. About 0.5 is good where texts of labels are names that
+            documents use as well, most of all for rare labels.
         refine_tree (`bool`, *optional*, defaults to `False`):
             Whether the ranker of a model with an encoder gets a tree of its own, built from TF-IDF and the trained
             encoder's vectors.
@@ -122,6 +126,9 @@ class XMCTrainingArguments(TrainingArguments):
     )
     label_max_features: int | None = field(
         default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector."}
+    )
+    label_text_length: float = field(
+        default=0.0, metadata={"help": "Length of the labels' texts as documents of the ranker; 0 leaves them out."}
     )
     refine_tree: bool = field(
         default=False, metadata={"help": "Build a new tree for the ranker after the encoder is trained."}
@@ -241,6 +248,15 @@ class XMCTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"`{own_tree}` gives the ranker a tree of its own, but with `ranker_matcher='heads'` it ranks the "
                 "labels of nodes that the heads find in theirs. Leave one of them out."
+            )
+        if not self.label_text_length >= 0:
+            raise ValueError(f"`label_text_length` must not be negative, but is {self.label_text_length}.")
+        if self.label_text_length and self.predict_with == "heads":
+            raise ValueError("`label_text_length` is for the ranker, and `predict_with='heads'` trains none.")
+        if self.label_text_length and self.ranker_matcher == "heads":
+            raise ValueError(
+                "`label_text_length` goes without `ranker_matcher='heads'`: heads are not asked for the nodes of the "
+                "labels' texts. Leave one of them out."
             )
         if self.heads_share is not None and not 0 <= self.heads_share <= 1:
             raise ValueError(f"`heads_share` must be between 0 and 1, not {self.heads_share}.")
