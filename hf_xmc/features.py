@@ -49,12 +49,16 @@ class Features:
 
     def followed_by(self, other: Features) -> Features:
         """These rows and then those of `other`, which has the same columns."""
-        sparse, dense = None, None
-        if self.sparse is not None:
-            sparse = csr_matrix(vstack([self.sparse, other.sparse], format="csr"))
-        if self.dense is not None:
-            dense = np.vstack([self.dense, other.dense])
-        return Features(sparse, dense)
+        if (self.num_sparse, self.num_dense) != (other.num_sparse, other.num_dense):
+            raise ValueError(
+                f"Rows of {self.num_sparse} + {self.num_dense} columns cannot be followed by rows of "
+                f"{other.num_sparse} + {other.num_dense}."
+            )
+        sparse = [rows.sparse for rows in (self, other) if rows.sparse is not None]
+        dense = [rows.dense for rows in (self, other) if rows.dense is not None]
+        return Features(
+            csr_matrix(vstack(sparse, format="csr")) if sparse else None, np.vstack(dense) if dense else None
+        )
 
     @property
     def num_sparse(self) -> int:

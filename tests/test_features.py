@@ -61,6 +61,8 @@ def test_rows_after_rows():
     np.testing.assert_array_equal(both.sparse.toarray(), [[2, 2, 2], [2, 2, 2], [1, 1, 1]])
     np.testing.assert_array_equal(both.dense, [[1, 0], [0, 1], [1, 0]])
     assert Features(first.sparse).followed_by(Features(second.sparse)).dense is None
+    with pytest.raises(ValueError, match=r"Rows of 3 \+ 2 columns cannot be followed by rows of 3 \+ 0"):
+        first.followed_by(Features(second.sparse))
 
 
 def test_normalized_scales_each_part_and_leaves_zero_rows():

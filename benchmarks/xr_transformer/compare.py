@@ -28,7 +28,7 @@ from benchmarks.linear.systems import SYSTEMS as LINEAR_SYSTEMS
 from benchmarks.linear.venvs import freeze, python_of
 
 from .venvs import PECOS
-from .worker_common import Options, text_file
+from .worker_common import LABEL_TEXTS_FILE, Options, text_file
 from .worker_pecos import features_folder
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,8 @@ def compare(
         work (`Path`):
             Folder for vectors, texts and everything measured.
         data (`Path`):
-            Folder with ``<train>.parquet`` and ``test.parquet`` (columns ``text``, ``labels``).
+            Folder with ``<train>.parquet`` and ``test.parquet`` (columns ``text``, ``labels``); texts of labels are
+            read from its ``labels.parquet`` (``label``, ``text``) if there is one.
         options ([`Options`]):
             Encoder, budget and token limit of all systems.
         systems (`list[str]`):
@@ -215,6 +216,9 @@ def prepare_documents(data: Path, work: Path, train: str) -> None:
         with open(text_file(str(work), split), "w", encoding="utf-8", newline="\n") as file:
             # PECOS takes a line for a document and a tab for the end of its text.
             file.writelines(" ".join(text.split()) + "\n" for text in texts)
+    if (data / "labels.parquet").is_file():
+        label_texts = pq.read_table(data / "labels.parquet", columns=["label", "text"]).to_pydict()
+        write_json(work / LABEL_TEXTS_FILE, dict(zip(label_texts["label"], label_texts["text"], strict=True)))
 
 
 def command(data: Path, train: str, options: Options, systems: list[str], threads: int) -> str:

@@ -25,6 +25,9 @@ import scipy.sparse as sp
 
 from benchmarks.linear.worker_common import LATENCY_DOCUMENTS, LATENCY_TOP_K, TOP_K, load_matrix
 
+# Texts of the labels by name, for options of hf_xmc that read them.
+LABEL_TEXTS_FILE = "label_texts.json"
+
 
 @dataclass(frozen=True)
 class Options:

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from benchmarks.linear.worker_common import load_matrix, pad_ids
 
-from .worker_common import Options, Predict, read_texts, serve
+from .worker_common import LABEL_TEXTS_FILE, Options, Predict, read_texts, serve
 
 WARM_UP_DOCUMENTS = 100
 WARM_UP_STEPS = 2
@@ -23,8 +23,15 @@ WARM_UP_STEPS = 2
 # ---- The calls to hf_xmc: everything that depends on its interface is in these two functions. ----
 
 
-def fit(texts: list[str], labels: list[list[str]], model: str, threads: int, options: Options) -> dict[str, Any]:
-    """Trains from texts and label names and saves."""
+def fit(
+    texts: list[str],
+    labels: list[list[str]],
+    model: str,
+    threads: int,
+    options: Options,
+    label_texts: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Trains from texts, label names and, where an option asks for them, texts of labels, and saves."""
     from datasets import Dataset
     from transformers import TrainerCallback
 
@@ -60,6 +67,7 @@ def fit(texts: list[str], labels: list[list[str]], model: str, threads: int, opt
         args=arguments,
         train_dataset=Dataset.from_dict({"text": texts, "labels": labels}),
         callbacks=[Listener()],
+        label_texts=label_texts,
     )
     runtime = trainer.train().metrics["train_runtime"]
     return {
@@ -98,7 +106,11 @@ def setup(work: str, model: str, threads: int, options: Options) -> None:
 
 def train(work: str, model: str, threads: int, options: Options) -> dict[str, Any]:
     """Trains on the texts of the training split."""
-    return fit(read_texts(work, "trn"), label_names(work), model, threads, options)
+    label_texts = None
+    if options.hf_xmc.get("label_text_length"):
+        with open(f"{work}/{LABEL_TEXTS_FILE}", encoding="utf-8") as file:
+            label_texts = json.load(file)
+    return fit(read_texts(work, "trn"), label_names(work), model, threads, options, label_texts)
 
 
 def label_names(work: str) -> list[list[str]]:
