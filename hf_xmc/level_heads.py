@@ -160,7 +160,9 @@ def dynamic_candidates(
     beam_size: int,
 ) -> dict[str, torch.Tensor]:
     """
-    Candidates of this very forward pass: the nodes under the best nodes of the level above, and all true ones.
+    Candidates of this very forward pass, equation (8): the nodes under the best and under the true nodes above.
+
+    The siblings of true nodes are there from the first step on, when those found are no better than chance.
 
     Args:
         margins (`torch.Tensor` of shape `(batch, nodes above)`):
@@ -185,9 +187,8 @@ def dynamic_candidates(
     chosen = torch.zeros_like(margins, dtype=torch.bool).scatter_(1, best, True)
     documents, places = (true_nodes >= 0).nonzero(as_tuple=True)
     true = true_nodes[documents, places]
-    used = chosen.any(dim=0)
-    used[torch.searchsorted(offsets, true, right=True) - 1] = True
-    parents = used.nonzero().squeeze(1)
+    chosen[documents, torch.searchsorted(offsets, true, right=True) - 1] = True
+    parents = chosen.any(dim=0).nonzero().squeeze(1)
     sizes = offsets[parents + 1] - offsets[parents]
     owner = torch.repeat_interleave(torch.arange(len(parents), device=sizes.device), sizes)
     nodes = torch.arange(len(owner), device=sizes.device) + (offsets[parents] - sizes.cumsum(0) + sizes)[owner]

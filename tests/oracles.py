@@ -498,12 +498,14 @@ def sum_of_losses(
 def dynamic_candidates(
     margins_above: np.ndarray, offsets: Sequence[int], true: Sequence[Sequence[int]], beam_size: int
 ) -> list[list[int]]:
-    """LightXML: for each document the nodes under its best nodes above, and its true nodes."""
+    """LightXML: for each document the nodes under its best nodes above, its true nodes and all siblings of these."""
     found = []
     for document, margins in enumerate(margins_above):
-        best = sorted(range(len(margins)), key=lambda node: -margins[node])[:beam_size]
-        nodes = {child for node in best for child in range(offsets[node], offsets[node + 1])}
-        found.append(sorted(nodes | set(true[document])))
+        above = sorted(range(len(margins)), key=lambda node: -margins[node])[:beam_size]
+        above += [
+            node for node in range(len(margins)) for t in true[document] if offsets[node] <= t < offsets[node + 1]
+        ]
+        found.append(sorted({child for node in above for child in range(offsets[node], offsets[node + 1])}))
     return found
 
 

@@ -100,7 +100,7 @@ def test_few_of_very_many_short_rows_get_a_gradient(monkeypatch):
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 6, 50])
-def test_candidates_are_those_under_the_best_nodes_and_all_true_ones(beam_size):
+def test_candidates_are_those_under_the_best_and_the_true_nodes_above(beam_size):
     offsets = TREE.descendants(2, 3)
     margins = torch.randn(DOCUMENTS, 6, generator=torch.Generator().manual_seed(4))
     true, weights = padded(TRUE), torch.rand(DOCUMENTS, 4, generator=torch.Generator().manual_seed(5))

@@ -42,8 +42,8 @@ class LevelArguments:
         negatives (`list[str]`, *optional*):
             Nodes in the loss of a document: `"tfn"` those under the true nodes of the level before, `"man"` those
             under the nodes that the model itself finds there before the first step, `"both"` or `"all"`; `"dynamic"`
-            those under the nodes that it finds in the very same pass, and the true ones. By default all of a level
-            that is small enough, both of others.
+            both with the nodes that it finds in the very same pass. By default all of a level that is small enough,
+            both of others.
         beam_size (`list[int]`, *optional*, defaults to `[20]`): Nodes of the level before that the model finds.
         cost_sensitive (`bool`, *optional*, defaults to `False`):
             Whether a true node weighs as its share of the document's labels, equation (6).
