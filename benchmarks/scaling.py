@@ -1,8 +1,8 @@
 """
 What more processes would bring, computed from the stage times of a training that was measured.
 
-`python -m benchmarks.scaling MODEL` reads the `training_record.json` of a model that was trained in one process and prints
-a table. It is arithmetic with assumptions, which are its options, and no measurement.
+`python -m benchmarks.scaling MODEL` reads the `training_record.json` of a model that was trained in one process and
+prints a table. It is arithmetic with assumptions, which are its options, and no measurement.
 """
 
 from __future__ import annotations
