@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -279,32 +277,6 @@ def wait_for_parts(process, folder, count, timeout=120):
 
 def parts_of(folder):
     return len(list(folder.glob("part-*")))
-
-
-@pytest.mark.slow
-def test_killed_and_started_again(model_folder, tmp_path):
-    data = write_lines(tmp_path / "docs.jsonl", 4000)
-    argv = [
-        command(model_folder, data, tmp_path / name, "--keep-columns", "id") for name in ("a.parquet", "b.parquet")
-    ]
-    assert main(argv[0][2:]) == 0
-    parts = tmp_path / "b.parquet.parts"
-    generator = random.Random(0)
-    for _ in range(2):
-        there = parts_of(parts)
-        process = start(argv[1])
-        wait_for_parts(process, parts, there + generator.randrange(1, 100))
-        time.sleep(generator.random() * 0.02)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL and there < parts_of(parts) < 500
-        assert not (tmp_path / "b.parquet").exists()
-    there = parts_of(parts)
-    process = start(argv[1])
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0 and f"{there} of them finished by an earlier run" in errors
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"docs.jsonl", "a.parquet", "b.parquet"}
 
 
 @pytest.mark.slow

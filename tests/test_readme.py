@@ -35,8 +35,10 @@ def run(command: list[str], folder: Path, hub: LocalHub) -> str:
 def test_python_examples(tmp_path, tiny_encoder, hub):
     code = "\n".join(blocks("python"))
     assert len(blocks("python")) >= 4 and HUB_ENCODER in code
-    # A small encoder in place of the one on the Hub.
-    output = run([sys.executable, "-c", code.replace(HUB_ENCODER, str(tiny_encoder))], tmp_path, hub)
+    # A small encoder in place of the one on the Hub, and a few steps.
+    assert "level_epochs=[0.5]" in code
+    code = code.replace(HUB_ENCODER, str(tiny_encoder)).replace("level_epochs=[0.5]", "level_epochs=[0.02]")
+    output = run([sys.executable, "-c", code], tmp_path, hub)
     assert re.search(r"P@1 0\.\d\d, nDCG@5 0\.\d\d", output)
     assert len(re.findall(r"^[01]\.\d\d \w", output, re.M)) == 3
     for folder in ("my-tagger", "my-transformer"):

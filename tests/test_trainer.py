@@ -189,7 +189,7 @@ def test_vectors(tmp_path):
     trainer.train()
     assert trainer.model.tfidf is None and trainer.model.ranker.num_sparse == 60
     assert trainer.evaluate()["eval_P@1"] > 0.95
-    with pytest.raises(ValueError, match="reads vectors"):
+    with pytest.raises(ValueError, match="trained on vectors"):
         trainer.evaluate(make_documents(3).map(lambda row: {"labels": ["1"]}))
 
 
