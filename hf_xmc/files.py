@@ -17,8 +17,10 @@ import numpy as np
 
 FORMAT_KEY = "hf_xmc"
 
+# Of a file or folder that is not whole yet.
+_SUFFIX = ".partial"
 # Names that `tempfile` gives to the files of `atomic_write`.
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+_TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}")
 
 
 def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bool = True, **hub_kwargs) -> str | None:
@@ -91,7 +93,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
     """Yields a temporary path beside `path` that takes its name once the block has succeeded."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
     os.close(handle)
     try:
         yield temporary
@@ -126,7 +128,7 @@ def _temporary_folder(path: Path) -> Iterator[str]:
 
 def partial_name(path: str | os.PathLike) -> str:
     """Name that a folder has until it is whole, see [`new_folder`]."""
-    return str(Path(path).with_name(f".{Path(path).name}.partial"))
+    return str(Path(path).with_name(f".{Path(path).name}{_SUFFIX}"))
 
 
 @contextmanager

@@ -164,10 +164,11 @@ def test_staged_files_come_together(tmp_path):
 
 
 def test_leftovers_go_and_nothing_else(tmp_path):
-    for name in (".model.safetensors.h6ehs0qz", ".gitattributes", ".env", "notes.h6ehs0qz"):
+    kept = [".env.template", ".gitattributes", "notes.h6ehs0qz.partial"]
+    for name in (".model.safetensors.h6ehs0qz.partial", *kept):
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".env", ".gitattributes", "notes.h6ehs0qz"]
+    assert sorted(os.listdir(tmp_path)) == kept
 
 
 def test_a_full_disk_leaves_the_model_that_was_there(model_folder, tmp_path, monkeypatch):

@@ -268,9 +268,10 @@ class LevelTrainer(Trainer):
             self.save_model(temporary, _internal_call=True)
             if self.state.best_global_step == step:
                 self.state.best_model_checkpoint = folder
-            self._save_optimizer_and_scheduler(temporary)
-            self._save_scaler(temporary)
-            self._save_rng_state(temporary)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(temporary)
+                self._save_scaler(temporary)
+                self._save_rng_state(temporary)
             if processes.is_main:
                 self._note_callbacks()
                 self.state.save_to_json(os.path.join(temporary, TRAINER_STATE_FILE))

@@ -154,13 +154,13 @@ class Work:
                 yield make(starts[index], min(starts[index] + size, count))
 
         if not self.is_shared:
-            found = list(self.pieces(name, len(starts), make_pieces, key))
-            return {part: np.concatenate([piece[part] for piece in found]) for part in found[0]}
+            return _put_together(self.pieces(name, len(starts), make_pieces, key), count)
         folder = self._share(name, len(starts), make_pieces, key)
 
         def save(_: Arrays, target: str) -> None:
             pieces = (load_tensors(_piece(folder, index), _KIND)[0] for index in range(len(starts)))
-            _merge(pieces, count, Path(target))
+            for array in _put_together(pieces, count, Path(target)).values():
+                array.flush()  # type: ignore[attr-defined]
 
         merged = self.once(f"{name} of all", dict, save, _map_rows)
         self._close(folder, key)
@@ -224,18 +224,20 @@ def digest(*parts: str | np.ndarray) -> str:
     return fingerprint.hexdigest()
 
 
-def _merge(pieces: Iterator[Arrays], count: int, folder: Path) -> None:
-    """Writes each array of the pieces, one after the other, into a file of its own."""
-    start, merged = 0, {}
+def _put_together(pieces: Iterator[Arrays], count: int, folder: Path | None = None) -> dict[str, np.ndarray]:
+    """Arrays of `count` rows from pieces of them, never held twice; in files of a folder, where one is given."""
+    start, whole = 0, {}
     for arrays in pieces:
         for name, piece in arrays.items():
-            if name not in merged:
+            if name not in whole:
                 shape = (count, *piece.shape[1:])
-                merged[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", piece.dtype, shape)
-            merged[name][start : start + len(piece)] = piece
+                if folder is None:
+                    whole[name] = np.empty(shape, piece.dtype)
+                else:
+                    whole[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", piece.dtype, shape)
+            whole[name][start : start + len(piece)] = piece
         start += len(next(iter(arrays.values())))
-    for array in merged.values():
-        array.flush()
+    return whole
 
 
 def _map_rows(folder: str) -> dict[str, np.ndarray]:
