@@ -22,7 +22,7 @@ LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
 # Documents that a thread takes through the tree together, and the candidates it may hold for them.
-_MAX_DOCUMENTS = 1 << 14
+_MAX_DOCUMENTS = 1 << 15
 _MAX_HEAP = 1 << 21
 
 # Fewer documents than this do without a table of the features, which would have to be made for them.

@@ -112,6 +112,13 @@ def test_side_by_side():
 # Balanced trees ------------------------------------------------------------------------------------------------------
 
 
+def test_features_that_no_label_has_change_nothing():
+    labels = random_labels(300)
+    wider = csr_matrix((labels.sparse.data, labels.sparse.indices, labels.sparse.indptr), shape=(300, 100_000))
+    one, other = build_tree(labels, TreeArguments()), build_tree(Features(wider), TreeArguments())
+    assert np.array_equal(one.leaf_labels, other.leaf_labels)
+
+
 @pytest.mark.parametrize("num_labels", [17, 18, 31, 33, 100, 129, 257, 1000])
 @pytest.mark.parametrize(("branching", "max_leaf_size"), [(16, 16), (2, 2), (5, 3), (100, 2)])
 def test_balanced_tree_has_the_right_shape(num_labels, branching, max_leaf_size):

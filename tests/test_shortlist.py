@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import oracles
 import pytest
@@ -9,6 +11,7 @@ from scipy.sparse import csr_matrix
 from small_problems import as_rows, as_weights, best_objective, cost_sensitive_weights, random_problem, uneven_tree
 
 from hf_xmc.label_tree import LabelTree
+from hf_xmc.training import shortlist
 from hf_xmc.training.ranker_training import RankerArguments, train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
@@ -54,6 +57,22 @@ def test_shortlist_equations_7_and_8(loss, negatives, beam_size):
             assert (np.diff(documents) > 0).all()
             for child in range(OFFSETS[level - 1][parent], OFFSETS[level - 1][parent + 1]):
                 assert documents.tolist() == np.flatnonzero(expected[:, child]).tolist()
+
+
+def test_a_search_that_passes_three_levels_keeps_a_third_of_its_nodes_on_the_way(monkeypatch):
+    monkeypatch.setattr(shortlist, "_LEAST_ON_THE_WAY", 1)
+    features, targets = random_problem(seed=6)
+    tree = LabelTree.from_parents([np.arange(size) * above // size for above, size in pairwise((1, 4, 7, 10, 14, 28))])
+    ranker = train_ranker(features, targets, tree, RankerArguments())
+    offsets = [level.tolist() for level in tree.child_offsets]
+    margins = oracles.margins_of(as_rows(features), as_weights(ranker)[:4])
+    found = level_shortlist(features, tree.targets(targets)[3], 14, "man", 6, ranker, 5, 1)
+    kept = {}
+    for on_the_way in (2, 6):
+        scores = oracles.beam_scores(margins, offsets, "squared_hinge", "path", on_the_way)
+        kept[on_the_way] = oracles.top_nodes(scores, 6) * np.isfinite(scores)
+    assert [found.documents(node).tolist() for node in range(14)] == [np.flatnonzero(n).tolist() for n in kept[2].T]
+    assert not np.array_equal(kept[2], kept[6])
 
 
 @pytest.mark.parametrize("negatives", ["tfn", "man", "both"])

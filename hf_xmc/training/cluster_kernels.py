@@ -13,6 +13,17 @@ _REFINEMENTS = 2
 # Rows lie anywhere in memory: that of the member so many places on is fetched meanwhile.
 _AHEAD = 4
 
+# So many features are zeroed one after the other in the time that one member's, which lie anywhere, take.
+_ROWS_PER_CLEARING = 64
+
+
+@compiled
+def _prefetch_row(indptr, indices, data, members, i):
+    if i < members.shape[0]:
+        begin, end = np.int64(indptr[members[i]]), np.int64(indptr[members[i] + 1])
+        prefetch_span(indices, begin, end)
+        prefetch_span(data, begin, end)
+
 
 @compiled
 def _add_row(indptr, indices, data, dense, row, factor, side, sparse_sums, dense_sums):
@@ -38,10 +49,13 @@ def _dot_row(indptr, indices, data, dense, row, sparse_sums, dense_sums):
 @compiled
 def _clear(indptr, indices, members, sparse_sums, dense_sums):
     """Zeroes only what the members touched: a node of sixteen labels must not pay for every feature there is."""
+    dense_sums[:] = 0
+    if members.shape[0] > sparse_sums.shape[0] // _ROWS_PER_CLEARING:
+        sparse_sums[:] = 0
+        return
     for i in range(members.shape[0]):
         for p in range(indptr[members[i]], indptr[members[i] + 1]):
             sparse_sums[indices[p], :] = 0
-    dense_sums[:] = 0
 
 
 @compiled
@@ -65,12 +79,13 @@ def bisect(indptr, indices, data, dense, members, left_count, max_iterations, se
     _add_row(indptr, indices, data, dense, farthest, np.float32(1), 1, sparse_sums, dense_sums)
     ones = (np.float32(1), np.float32(1))
     left = _two_means(
-        indptr, indices, data, dense, sample, left_count * size // count, max_iterations, ones, sparse_sums, dense_sums
-    )
+        indptr, indices, data, dense, sample, left_count * size // count, max_iterations, ones, size < count,
+        sparse_sums, dense_sums
+    )  # fmt: skip
     if size < count:
         scales = _dots(indptr, indices, data, dense, sample, left, sparse_sums, dense_sums)[2:]
         left = _two_means(
-            indptr, indices, data, dense, members, left_count, _REFINEMENTS, scales, sparse_sums, dense_sums
+            indptr, indices, data, dense, members, left_count, _REFINEMENTS, scales, False, sparse_sums, dense_sums
         )
     _clear(indptr, indices, members, sparse_sums, dense_sums)
     reordered = np.concatenate((members[left], members[~left]))
@@ -79,12 +94,13 @@ def bisect(indptr, indices, data, dense, members, left_count, max_iterations, se
 
 @compiled
 def _two_means(
-    indptr, indices, data, dense, members, left_count, max_iterations, scales, sparse_sums, dense_sums
+    indptr, indices, data, dense, members, left_count, max_iterations, scales, last_sums, sparse_sums, dense_sums
 ):  # fmt: skip
     """
     Marks the members of the left side, starting from centres that are the sums times `scales`.
 
     Members that change sides are moved from one sum to the other, so that an iteration reads every member once.
+    Without `last_sums` the sums are not those of the sides that are returned.
     """
     left = np.zeros(members.shape[0], dtype=np.bool_)
     left_scale, right_scale = scales
@@ -95,10 +111,14 @@ def _two_means(
         if iteration > 0:
             left_scale, right_scale = new_left_scale, new_right_scale
         now_left = _largest(left_dots * left_scale - right_dots * right_scale, left_count)
+        if iteration == max_iterations - 1 and not last_sums:
+            return now_left
         if iteration == 0:
             _clear(indptr, indices, members, sparse_sums, dense_sums)
         changed = False
         for i in range(members.shape[0]):
+            if iteration == 0:
+                _prefetch_row(indptr, indices, data, members, i + _AHEAD)
             moved = now_left[i] != left[i]
             changed |= moved
             if iteration > 0 and moved:
@@ -119,10 +139,7 @@ def _dots(indptr, indices, data, dense, members, left, sparse_sums, dense_sums):
     left_dots, right_dots = np.empty(members.shape[0], np.float32), np.empty(members.shape[0], np.float32)
     left_square, right_square = 0.0, 0.0
     for i in range(members.shape[0]):
-        if i + _AHEAD < members.shape[0]:
-            begin, end = np.int64(indptr[members[i + _AHEAD]]), np.int64(indptr[members[i + _AHEAD] + 1])
-            prefetch_span(indices, begin, end)
-            prefetch_span(data, begin, end)
+        _prefetch_row(indptr, indices, data, members, i + _AHEAD)
         left_dots[i], right_dots[i] = _dot_row(indptr, indices, data, dense, members[i], sparse_sums, dense_sums)
         # The dot products of a side's members with their sum add up to its squared length.
         if left[i]:
@@ -195,6 +212,7 @@ def aggregate_rows(
     for group in range(first, last):
         size = 0
         for g in range(groups_ptr[group], groups_ptr[group + 1]):
+            _prefetch_row(indptr, indices, data, groups, g + _AHEAD)
             for p in range(indptr[groups[g]], indptr[groups[g] + 1]):
                 column = indices[p]
                 if data[p] != 0:

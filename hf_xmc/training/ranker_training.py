@@ -63,7 +63,9 @@ class RankerArguments:
         matcher (`str`, *optional*, defaults to `"ranker"`):
             What finds the nodes whose labels are ranked: `"ranker"`: linear models of its own for the levels above;
             `"heads"`: the heads on the encoder, so that the ranker has the levels below the lowest of them only.
-        train_beam_size (`int`, *optional*, defaults to `60`): Nodes in a document's beam that finds `man` negatives.
+        train_beam_size (`int`, *optional*, defaults to `60`):
+            Nodes in a document's beam that finds `man` negatives. A search that passes three levels or more keeps a
+            third of them, but at least 20, on the way.
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
         beam_size (`int`, *optional*, defaults to `20`): Nodes per level at prediction.
         threshold (`float`, *optional*, defaults to `1e-4`):

@@ -15,8 +15,14 @@ from .work import ALONE, Work
 
 NEGATIVES = ("tfn", "man", "both")
 
-# Bounds the copy of the documents that are searched together: 8 MB.
-_VALUES_PER_SEARCH = 1 << 20
+# Bounds the copy of the documents that are searched together: 16 MB.
+_VALUES_PER_SEARCH = 1 << 21
+
+# A search that passes so many levels, in trees of hundreds of thousands of labels, keeps a third of its beam on the
+# way, but no fewer nodes than these: of those it ends with, all but a few of the worst are found as well, which as
+# negatives teach nothing, in half the time.
+_MANY_LEVELS = 3
+_LEAST_ON_THE_WAY = 20
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ def level_shortlist(
     elif negatives != "tfn":
         assert ranker is not None
         found = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
+        passed = level - ranker.first_level - 1
+        on_the_way = beam_size if passed < _MANY_LEVELS else min(beam_size, max(_LEAST_ON_THE_WAY, beam_size // 3))
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
         first_true = np.append(true, 0)[true_ptr[:-1]]
         num_groups = min(len(features), 1 + _num_values(features) // _VALUES_PER_SEARCH)
@@ -77,7 +85,7 @@ def level_shortlist(
         def search(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
             for rows in (groups[index] for index in indices):
                 begin = None if start is None else start[rows]
-                options = (level - 1, found.shape[1], beam_size, True, num_threads, begin)
+                options = (level - 1, found.shape[1], on_the_way, True, num_threads, begin)
                 yield {"nodes": ranker.search(features[rows], *options)[1]}
 
         for rows, beam in zip(groups, work.pieces("beams", len(groups), search), strict=True):

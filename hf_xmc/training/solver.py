@@ -30,6 +30,12 @@ SQUARED_HINGE, LOGISTIC = 0, 1
 # Marks a feature as seen even where its stored value is 0.
 _TINY = np.float32(1e-30)
 
+# A node's documents lie anywhere in memory: the one so many places on is fetched meanwhile.
+_AHEAD = 8
+
+# Of so many documents the few bytes that tell where each begins, and its norm, stay in the cache.
+_CACHED_DOCUMENTS = 1 << 14
+
 
 @compiled
 def solve_block(
@@ -53,7 +59,7 @@ def solve_block(
     """
     Trains `num_lanes` sibling classifiers in place and returns the number of passes made.
 
-    Document `documents[i]` has its dense part and its norm under this number, its sparse part in row `rows[i]`.
+    Document `documents[i]` has its dense part under this number, its sparse part and its norm in row `rows[i]`.
     `diagonal[i, lane]` is `+1/(2C)` for a positive document, `-1/(2C)` for a negative one (`C` and `-C` for the
     logistic loss). `weights` (features, LANES) and `dense_weights` (dimensions, LANES) come zeroed.
     """
@@ -69,6 +75,7 @@ def solve_block(
     # Documents far from every margin are skipped; whole sweeps find those that moved back, ever less often.
     slack = np.float32(tolerance * 0.1)
     next_sweep, gap = 0, 1
+    scattered = count > _CACHED_DOCUMENTS
     for step in range(max_passes):
         sweep = step == next_sweep
         if sweep:
@@ -80,7 +87,14 @@ def solve_block(
             _positives_first(order, visits, diagonal, num_lanes)
         worst = np.float32(0)
         for visit in range(visits):
-            # What the next documents need is fetched while this one is worked on.
+            # What the next documents need is fetched while this one is worked on, and where to find it still earlier.
+            if scattered and visit + 6 < visits:
+                later = order[visit + 6]
+                prefetch_span(rows, later, later + 1)
+                prefetch_span(documents, later, later + 1)
+                later = rows[order[visit + 4]]
+                prefetch_span(indptr, later, later + 1)
+                prefetch_span(norms, later, later + 1)
             if visit + 2 < visits:
                 later = order[visit + 2]
                 begin, end = np.int64(indptr[rows[later]]), np.int64(indptr[rows[later] + 1])
@@ -88,22 +102,21 @@ def solve_block(
                 prefetch_span(data, begin, end)
                 prefetch(alpha, later)
                 prefetch(diagonal, later)
+                prefetch(dense, documents[later])
             if visit + 1 < visits:
-                row = rows[order[visit + 1]]
-                prefetch_rows(indices, np.int64(indptr[row]), np.int64(indptr[row + 1]), weights)
+                following = rows[order[visit + 1]]
+                prefetch_rows(indices, np.int64(indptr[following]), np.int64(indptr[following + 1]), weights)
             i = order[visit]
-            document = documents[i]
-            begin, end = np.int64(indptr[rows[i]]), np.int64(indptr[rows[i] + 1])
-            first = np.int64(document * width)
+            row = rows[i]
+            begin, end = np.int64(indptr[row]), np.int64(indptr[row + 1])
+            first = np.int64(documents[i] * width)
             scores[:] = prior
             lane_dot(indices, data, begin, end, weights, scores)
             lane_dot_run(flat_dense, first, first + width, dense_weights, 0, scores)
             if loss == SQUARED_HINGE:
-                violation = _squared_hinge_step(
-                    alpha[i], diagonal[i], scores, norms[document], num_lanes, slack, delta
-                )
+                violation = _squared_hinge_step(alpha[i], diagonal[i], scores, norms[row], num_lanes, slack, delta)
             else:
-                violation = _logistic_step(alpha[i], diagonal[i], scores, norms[document], num_lanes, slack, delta)
+                violation = _logistic_step(alpha[i], diagonal[i], scores, norms[row], num_lanes, slack, delta)
             active[i] = violation > slack
             if active[i]:
                 lane_add(indices, data, begin, end, weights, delta)
@@ -218,6 +231,10 @@ def block_diagonal(
     """
     negative = np.float32(-negative_cost if loss == LOGISTIC else -0.5 / negative_cost)
     for i in range(documents.shape[0]):
+        if i + _AHEAD < documents.shape[0]:
+            begin, end = target_ptr[documents[i + _AHEAD]], target_ptr[documents[i + _AHEAD] + 1]
+            prefetch_span(targets, begin, end)
+            prefetch_span(relevance, begin, end)
         diagonal[i, :] = negative
         begin, end = target_ptr[documents[i]], target_ptr[documents[i] + 1]
         total = np.float32(0)
@@ -291,6 +308,10 @@ def gather_documents(indptr, indices, data, documents, numbers):
     features = np.empty(min(begin[count], numbers.shape[0]), dtype=np.int32)
     seen, position = 0, 0
     for i in range(count):
+        if i + _AHEAD < count:
+            later, later_end = np.int64(indptr[documents[i + _AHEAD]]), np.int64(indptr[documents[i + _AHEAD] + 1])
+            prefetch_span(indices, later, later_end)
+            prefetch_span(data, later, later_end)
         for p in range(indptr[documents[i]], indptr[documents[i] + 1]):
             feature = indices[p]
             if numbers[feature] == 0:
@@ -352,8 +373,8 @@ def train_blocks(
         if small:
             every = np.arange(documents.shape[0])
             solve_block(
-                copy_ptr, copy_indices, copy_data, dense, norms, documents, every, diagonal, num_lanes, loss, prior,
-                max_passes, tolerance, seed + first, weights, block_dense
+                copy_ptr, copy_indices, copy_data, dense, norms[documents], documents, every, diagonal, num_lanes,
+                loss, prior, max_passes, tolerance, seed + first, weights, block_dense
             )  # fmt: skip
             features, rows = collect_rows(copy_ptr, copy_indices, copy_data, every, weights, threshold, energy)
             features = copied[features]
