@@ -307,6 +307,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         targets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         levels: Sequence[dict[str, Any]] | None = None,
+        keep: torch.Tensor | None = None,
     ) -> XMCOutput:
         """
         Searches the best labels of each document or, with `level`, scores nodes of that level.
@@ -337,6 +338,8 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
                 Weight of each node's loss; 0 leaves it out. All 1 by default.
             levels (`Sequence[dict]`, *optional*):
                 What several levels are trained on together, see [`LevelHeads.joint_loss`].
+            keep (`torch.Tensor` of shape `(batch, dimensions)`, *optional*):
+                What the document vectors are multiplied with before heads see them, in place of a dropout.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` `margins`, and with `targets`
@@ -345,7 +348,10 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         if input_ids is not None:
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             vectors = self.encode(input_ids, mask)
-            hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
+            if keep is None:
+                hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
+            else:
+                hidden = vectors * keep.to(vectors.dtype)
             if levels is not None:
                 assert self.label_tree is not None
                 return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))

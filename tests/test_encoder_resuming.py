@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
 
@@ -150,6 +151,23 @@ def test_resuming_with_heads_of_which_a_step_touches_few_rows(train, uninterrupt
     trainer = train(resume=True, **RESUMED)
     assert [head.sparse for head in trainer.model.heads] == [False, False, True]
     assert_same_model(tmp_path, uninterrupted("sparse gradients"))
+
+
+class KillWorkers(TrainerCallback):
+    """Kills the processes that make batches."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+
+
+def test_a_process_that_makes_batches_dies(train, uninterrupted, tmp_path):
+    options = {**RESUMED, "dataloader_num_workers": 1, "dataloader_prefetch_factor": 1}
+    with pytest.raises(ChildProcessError, match="(?s)A process that makes batches has died.*resume_from_checkpoint"):
+        train(callbacks=[KillWorkers()], **options)
+    train(resume=True, **options)
+    assert_same_model(tmp_path, uninterrupted())
 
 
 def test_resuming_after_a_level_that_ended_early(train, tmp_path, monkeypatch):

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import FullyShardedDataParallelPlugin
 
 from hf_xmc.cli.main import main
 from hf_xmc.cli.train import make_parser
+from hf_xmc.training.sharding import set_up_plugin
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 LAUNCHERS = sorted(FOLDER.glob("accelerate/*.yaml"))
@@ -40,10 +42,15 @@ def test_a_recipe(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
-def test_a_configuration_of_the_launcher(path):
+def test_a_configuration_of_the_launcher(path, monkeypatch):
     config = load_config_from_file(str(path))
     # The others start a single process, or need what is refused.
-    assert config.distributed_type == "MULTI_GPU" and config.num_processes >= 2 * config.num_machines
+    assert config.distributed_type == ("FSDP" if path.stem == "fsdp" else "MULTI_GPU")
+    assert config.num_processes >= 2 * config.num_machines
+    if config.fsdp_config:
+        for name, value in config.fsdp_config.items():
+            monkeypatch.setenv(name.upper(), str(value))
+        set_up_plugin(FullyShardedDataParallelPlugin())
 
 
 def test_the_quickstart_follows_the_recipe_of_the_sample():

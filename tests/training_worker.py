@@ -69,11 +69,27 @@ class Die(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def pretend_to_have_gpus(args: Any) -> None:
+    """Accelerate would start FSDP on GPUs only, though it works without."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    assert args.device.type == "cpu"
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def count_moments(optimizer: Any) -> int:
+    """How many numbers an optimiser keeps in this process."""
+    values = [value for entry in optimizer.state.values() for value in entry.values()]
+    return sum((value.to_local() if hasattr(value, "to_local") else value).numel() for value in values)
+
+
 def run_job(
     folder: str,
     encoder: str | None,
     options: dict[str, Any],
-    resume: bool = False,
+    resume: bool | str = False,
+    fsdp: bool = False,
     sparse_rows: int | None = None,
     die: tuple[int, int] | None = None,
 ) -> None:
@@ -87,6 +103,8 @@ def run_job(
         args = XMCTrainingArguments(folder, use_cpu=True, disable_tqdm=True, report_to="none", **options)
     else:
         args = encoder_arguments(Path(folder), **options)
+    if fsdp:
+        pretend_to_have_gpus(args)
     held_out = make_documents(50, seed=3)
     callbacks = [] if die is None else [Die(*die)]
     documents = make_documents(160, seed=7)
@@ -96,11 +114,14 @@ def run_job(
     weights = {name: tensor.detach().numpy() for name, tensor in trainer.model.state_dict().items()}
     content = {
         "processes": args.world_size,
+        "has_fsdp": trainer.is_fsdp_enabled,
         "weights": digest(*(np.ascontiguousarray(weights[name]) for name in sorted(weights))),
         "predictions": digest(scores, indices),
         "metrics": {name: value for name, value in trainer.evaluate().items() if "@" in name},
         "stages": sorted(name for name in output.metrics if name.endswith("_seconds")),
     }
+    if trainer.optimizer is not None:
+        content["moments"] = count_moments(trainer.optimizer)
     Path(folder, f"process-{args.process_index}.json").write_text(json.dumps(content))
 
 

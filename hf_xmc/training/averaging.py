@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..files import load_tensors, save_tensors
+from .sharding import gathered, spread
 
 AVERAGE_FILE = "average.safetensors"
 
@@ -33,7 +34,8 @@ class WeightAverage:
                 if self.count == 1:
                     self.mean[name] = now.clone()
                 else:
-                    self.mean[name].add_(now - self.mean[name], alpha=1 / self.count)
+                    mean = self.mean[name] = spread(self.mean[name], now)
+                    mean.add_(now - mean, alpha=1 / self.count)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
@@ -58,13 +60,17 @@ class WeightAverage:
         self.__init__()  # type: ignore[misc]
         return taken
 
-    def save(self, folder: str) -> None:
-        """Writes the mean into a checkpoint, where there is one; that of an earlier run must not stay there."""
-        path = os.path.join(folder, AVERAGE_FILE)
-        if not self.count and os.path.isfile(path):
-            os.unlink(path)
-        if self.count:
-            tensors = {name: tensor.cpu().numpy() for name, tensor in self.mean.items()}
+    def gather(self) -> None:
+        """Makes the mean whole, where it is spread over processes."""
+        self.mean = {name: gathered(tensor) for name, tensor in self.mean.items()}
+
+    def save(self, folder: str, writes: bool = True) -> None:
+        """Writes the mean into a checkpoint, where there is one; of several processes all come, and one `writes`."""
+        if not self.count:
+            return
+        tensors = {name: gathered(tensor).cpu().numpy() for name, tensor in self.mean.items()}
+        if writes:
+            path = os.path.join(folder, AVERAGE_FILE)
             facts = {"count": str(self.count), "last_step": str(self.last_step)}
             save_tensors(path, tensors, "average of weights", facts)
 
@@ -81,4 +87,4 @@ class WeightAverage:
     @torch.no_grad()
     def _copy(weights: dict[str, torch.Tensor], parameters: dict[str, nn.Parameter]) -> None:
         for name, tensor in weights.items():
-            parameters[name].copy_(tensor)
+            parameters[name].copy_(spread(tensor, parameters[name]))

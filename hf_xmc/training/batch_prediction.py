@@ -164,24 +164,40 @@ def predict_corpus(
         todo: list[int] = _from_main(state, lambda: _begin(folder, plan, is_new))
         if not state.is_main_process:
             folder.lock(shared=True)
-        schema = parquet_schema(Features.from_dict(plan["columns"])) if folder.suffix == ".parquet" else None
         own = [
-            (part, range(part * arguments.part_size, min((part + 1) * arguments.part_size, len(corpus))))
+            (
+                folder.part(part, count),
+                range(part * arguments.part_size, min((part + 1) * arguments.part_size, len(corpus))),
+            )
             for part in todo[state.process_index :: state.num_processes]
         ]
-        done, total = 0, sum(len(documents) for _, documents in own)
-        for part, documents in own:
-            with prediction_writer(folder.part(part, count), schema) as write:
-                for kept, predictions in predict_range(model, corpus, documents, arguments, _threads(num_threads)):
-                    write(kept, predictions)
-                    done += len(predictions)
-                    if report is not None:
-                        report("predict", done, total)
+        schema = parquet_schema(Features.from_dict(plan["columns"])) if folder.suffix == ".parquet" else None
+        _write_parts(model, corpus, own, schema, arguments, num_threads, report)
         _wait(state)
         if state.is_main_process:
             _end(folder, count, file, overwrite)
         _wait(state)
     return PredictionJob([file] if file else folder.parts(count), len(corpus), count, count - len(todo))
+
+
+def _write_parts(
+    model: TextTagger,
+    corpus: Corpus,
+    parts: Sequence[tuple[Path, range]],
+    schema: pa.Schema | None,
+    arguments: PredictionArguments,
+    num_threads: int | None,
+    report: Progress | None,
+) -> None:
+    """Writes the predictions of some documents into a file, of others into another."""
+    done, total = 0, sum(len(documents) for _, documents in parts)
+    for path, documents in parts:
+        with prediction_writer(path, schema) as write:
+            for kept, predictions in predict_range(model, corpus, documents, arguments, _threads(num_threads)):
+                write(kept, predictions)
+                done += len(predictions)
+                if report is not None:
+                    report("predict", done, total)
 
 
 def predict_range(

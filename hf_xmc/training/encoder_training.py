@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from .linear_training import add_ranker, build_label_tree, prepare_features, pre
 from .lora import Adapters
 from .prediction import map_batches
 from .progress import Stages
+from .sharding import ShardedEncoder
 from .training_args import XMCTrainingArguments
 
 # Shares of the heads that are tried on validation documents, and the share where there are none.
@@ -70,6 +72,8 @@ class EncoderRun:
     ) -> None:
         self.model, self.args, self.stages = model, args, stages
         self.arguments = args.make_level_arguments()
+        # While FSDP spreads the encoder over processes.
+        self.sharded: ShardedEncoder | None = None
         self._vectors: np.ndarray | None = None
         self._documents_digest: str | None = None
         self.features, self.targets = prepare_features(model, dataset, args, stages, label_texts)
@@ -200,11 +204,29 @@ class EncoderRun:
             with self.stages.stage("embed") as facts:
                 batch_size = self.args.per_device_eval_batch_size
                 cache = self.args.embedding_cache
-                self._vectors = embed_dataset(
-                    self.model, self.tokens, batch_size, cache, self.stages.report, self.stages.work, self._documents
-                )
+                with self.whole_encoder():
+                    self._vectors = embed_dataset(
+                        self.model,
+                        self.tokens,
+                        batch_size,
+                        cache,
+                        self.stages.report,
+                        self.stages.work,
+                        self._documents,
+                    )
                 facts["documents"] = len(self._vectors)
         return self._vectors
+
+    def whole_encoder(self) -> AbstractContextManager[None]:
+        """Within this the model has a whole encoder, also where FSDP spreads it over processes."""
+        return nullcontext() if self.sharded is None else self.sharded.whole(self.model)
+
+    def gather_model(self) -> XMCForTextClassification:
+        """The model as an ordinary one again, after its last step under FSDP."""
+        assert self.sharded is not None
+        self.average.gather()
+        self.model, self.sharded = self.sharded.whole_model(self.model), None
+        return self.model
 
     def encoder_changed(self) -> None:
         """Says that vectors made before are out of date."""
@@ -283,11 +305,13 @@ class EncoderRun:
 
     # ---- Checkpoints ----
 
-    def save(self, folder: str) -> None:
-        """Writes the levels at work into a checkpoint."""
+    def save(self, folder: str, writes: bool = True) -> None:
+        """Writes the levels at work into a checkpoint; of several processes all come here, and one `writes`."""
+        self.average.save(folder, writes)
+        if not writes:
+            return
         state = {"active": self.active, "schedule": self.schedule.state(), "run": self._identity()}
         save_level_state(folder, state, [data.shortlist for data in self.data])
-        self.average.save(folder)
         if self.adapters is not None:
             self.adapters.save(folder)
 

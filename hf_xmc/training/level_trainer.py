@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ..files import new_folder, partial_name
 from ..heads import LevelHead
+from ..modeling_xmc import XMCForTextClassification
 from .checkpoints import (
     TRAINER_STATE_FILE,
     load_optimizer,
@@ -31,6 +32,7 @@ from .checkpoints import (
 from .encoder_training import EncoderRun
 from .optimizer import RowAdamW
 from .progress import StageProgressCallback
+from .sharding import ShardedEncoder, choose_modules, gathered, spread
 from .termination import EXIT_CODE, Termination
 from .training_args import XMCTrainingArguments
 from .work import Work
@@ -77,7 +79,10 @@ class LevelTrainer(Trainer):
     # Step and time of the last line in the log.
     _last_log: tuple[int, float] = (0, 0.0)
     _last_save = 0
-    # Parameters whose gradients hold few rows, which no wrapper averages over processes.
+    # Batches of the step at work that came before, where gradients are accumulated.
+    _batches_before = 0
+    # Parameters whose gradients no wrapper averages over processes, and those of them whose gradients hold few rows.
+    _dense_rows: Sequence[nn.Parameter] = ()
     _sparse_rows: Sequence[nn.Parameter] = ()
     work: Work
     termination: Termination
@@ -108,6 +113,20 @@ class LevelTrainer(Trainer):
         batch_size = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return EpochLengthSampler(batch_size, list(train_dataset["length"]), seed)
+
+    def _run_epoch(self, **kwargs: Any) -> None:  # type: ignore[override]
+        # The base class tells the epoch to what skips the batches that a resumed run has seen, which in several
+        # processes does not pass it on: the order would be that of the first epoch.
+        kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
+        super()._run_epoch(**kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The batches of a step."""
+        try:
+            return super().get_batch_samples(*args, **kwargs)
+        except (ConnectionError, EOFError) as error:
+            # One way in which the death of such a process shows; see `Processes.explained`.
+            raise RuntimeError(f"DataLoader worker: {error!r}") from error
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with groups for the encoder, its parameters without weight decay, projections and rows of heads."""
@@ -168,16 +187,27 @@ class LevelTrainer(Trainer):
                 self._progress.show_level(self._level_name(), self.state)
         self.termination.is_patient = self.args.save_strategy != "no"
         loss = super().training_step(model, inputs, num_items_in_batch)
+        self._batches_before = 0 if self.accelerator.sync_gradients else self._batches_before + 1
         if self.accelerator.sync_gradients:
+            processes = self.work.processes
+            for parameter in self._dense_rows:
+                parameter.grad = processes.average(parameter.grad, parameter)
             for parameter in self._sparse_rows:
-                parameter.grad = self.work.processes.average_rows(parameter.grad, parameter)
+                parameter.grad = processes.average_rows(parameter.grad, parameter)
         return loss
 
-    def _leave_out_sparse_rows(self) -> None:
-        """Leaves rows of which a step touches few to [`~Processes.average_rows`]: the wrapper would send all."""
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._run is not None
         names = [f"{name}.weight" for name, head in self.model.named_modules() if _has_sparse_rows(head)]
         self._sparse_rows = [self.model.get_parameter(name) for name in names] if self.work.is_shared else []
+        self._dense_rows = []
+        # Rows of which a step touches few: the wrapper would send all.
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, names)
+        if self.is_fsdp_enabled:
+            self._run.sharded = ShardedEncoder(self.model)
+            choose_modules(self.accelerator.state.fsdp_plugin, self.model)
+            self._dense_rows = [own for own in self.model.heads.parameters() if not _is_in(own, self._sparse_rows)]
+        return super()._prepare_for_training(*args, **kwargs)
 
     def _level_name(self) -> str:
         assert self._run is not None
@@ -193,7 +223,8 @@ class LevelTrainer(Trainer):
         """The loss of the level at work."""
         assert self._run is not None
         documents = inputs.pop("documents")
-        output = model(**inputs, **self._run.level_inputs(documents))
+        keep = self._draw_dropout(len(documents))
+        output = model(**inputs, **self._run.level_inputs(documents), keep=keep.to(documents.device))
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
                 f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._level_name()}). Lower "
@@ -202,6 +233,15 @@ class LevelTrainer(Trainer):
             )
         self._run.encoder_changed()
         return (output.loss, output) if return_outputs else output.loss
+
+    def _draw_dropout(self, count: int) -> torch.Tensor:
+        """What heads see of each of the documents of a batch: the same however many processes share the step."""
+        args, share = self.args, self.model.config.head_dropout
+        number = self._batches_before * args.world_size + args.process_index
+        generator = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
+        rows = (number + 1) * args.train_batch_size
+        noise = torch.rand(rows, self.model.vector_size, generator=generator)[-args.train_batch_size :][:count]
+        return (noise >= share) / (1 - share)
 
     def _clip_grad_norm(self, model: nn.Module, largest: float | None = None) -> Any:
         """
@@ -220,7 +260,7 @@ class LevelTrainer(Trainer):
                 excess = gradient.values().norm() / largest
                 parameter.grad = gradient / excess if excess > 1 else gradient
         norms = {name: self.accelerator.clip_grad_norm_(own, largest) for name, own in groups.items()}
-        return norms["encoder"]
+        return gathered(norms["encoder"])
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         # The base class cannot measure sparse gradients.
@@ -255,6 +295,7 @@ class LevelTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint under a temporary name, which it changes when it is whole."""
+        assert self._run is not None
         step, processes = self.state.global_step, self.work.processes
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
@@ -266,6 +307,7 @@ class LevelTrainer(Trainer):
                 stack.enter_context(new_folder(folder))
             processes.wait()
             self.save_model(temporary, _internal_call=True)
+            self._run.save(temporary, processes.is_main)
             if self.state.best_global_step == step:
                 self.state.best_model_checkpoint = folder
             if not self.args.save_only_model:
@@ -342,7 +384,8 @@ class LevelTrainer(Trainer):
     def _load_best_model(self) -> None:
         assert self._run is not None and self.state.best_model_checkpoint is not None
         if self._run.adapters is None:
-            super()._load_best_model()
+            best = XMCForTextClassification.from_pretrained(self.state.best_model_checkpoint)
+            self.model.load_state_dict(best.state_dict())
         else:
             self._run.adapters.load(self.state.best_model_checkpoint)
 
@@ -350,18 +393,26 @@ class LevelTrainer(Trainer):
         """Nothing is left to do: the whole model was loaded before."""
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            assert self.optimizer is not None and self.lr_scheduler is not None
-            save_optimizer(output_dir, self.optimizer.state_dict(), self.lr_scheduler.state_dict())
+        assert self.optimizer is not None and self.lr_scheduler is not None
+        optimizer = self.optimizer.state_dict()
+        # All processes gather; one writes, and to keep whole moments of large encoders is up to its memory alone.
+        state: dict[int, dict[str, torch.Tensor]] = {index: {} for index in optimizer["state"]}
+        for index, entries in optimizer["state"].items():
+            for name, value in entries.items():
+                whole = gathered(value)
+                if self.args.should_save:
+                    state[index][name] = whole.cpu()
+        if self.args.should_save:
+            save_optimizer(output_dir, {**optimizer, "state": state}, self.lr_scheduler.state_dict())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
             return
         assert self.optimizer is not None and self.lr_scheduler is not None
         optimizer, scheduler = load_optimizer(checkpoint)
+        parameters = [own for group in self.optimizer.param_groups for own in group["params"]]
+        for index, entries in optimizer["state"].items():
+            entries.update({name: spread(value, parameters[index]) for name, value in entries.items()})
         self.optimizer.load_state_dict(optimizer)
         self.lr_scheduler.load_state_dict(scheduler)
 
@@ -372,6 +423,10 @@ class LevelTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             load_random_state(checkpoint, self.args.process_index)
+
+
+def _is_in(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(tensor is other for other in others)
 
 
 def _has_sparse_rows(module: nn.Module) -> bool:

@@ -66,10 +66,16 @@ class Processes:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Says what a broken connection means, where there are several processes."""
+        """Says what a broken connection to another process means, or a dead one that made batches for this one."""
         try:
             yield
         except RuntimeError as error:
+            if "DataLoader worker" in str(error):
+                raise ChildProcessError(
+                    f"A process that makes batches has died, often for lack of memory ({error}). Set fewer "
+                    "`dataloader_num_workers`, and start again with `resume_from_checkpoint=True` to go on from the "
+                    "last checkpoint."
+                ) from error
             if self.count > 1 and any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS):
                 raise ConnectionError(
                     f"Process {self.index} of {self.count} has lost another process of this training, which ended or "
@@ -77,6 +83,27 @@ class Processes:
                     f"`resume_from_checkpoint=True` to go on from the last checkpoint. ({error})"
                 ) from error
             raise
+
+    def average(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
+        """
+        The mean over processes of a gradient, the same on each of them.
+
+        Args:
+            gradient (`torch.Tensor`, *optional*):
+                Gradient of this process; none where its documents had nothing to do with the parameter.
+            parameter (`torch.Tensor`):
+                The parameter.
+
+        Returns:
+            `torch.Tensor`: `None` where no process has a gradient.
+        """
+        known = torch.tensor([float(gradient is not None)], device=parameter.device)
+        distributed.all_reduce(known)
+        if not known.item():
+            return None
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
+        distributed.all_reduce(gradient)
+        return gradient.div_(self.count)
 
     def average_rows(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
         """

@@ -39,6 +39,7 @@ from .methods import ENCODER_METHODS
 from .prediction import evaluate_level, evaluate_model, predict_batches
 from .processes import Processes
 from .progress import StageProgressCallback, Stages
+from .sharding import check_encoder, set_up_plugin
 from .termination import Termination
 from .training_args import XMCTrainingArguments
 from .work import WORK_FOLDER, Work
@@ -134,12 +135,21 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
     def _work_together(self) -> None:
         """Finds the other processes of this training, if there are any."""
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled:
             raise ValueError(
-                "FSDP and DeepSpeed spread parameters over processes, but heads and their bootstrap need whole ones. "
-                "Launch with DDP (`distributed_type: MULTI_GPU`); for a large encoder set `encoder_lora_rank` and "
-                "`gradient_checkpointing`."
+                "DeepSpeed brings an optimiser and checkpoints of its own, which heads of large levels cannot use. "
+                "Launch with FSDP (`distributed_type: FSDP`) for the same saving of memory, or with DDP "
+                "(`distributed_type: MULTI_GPU`)."
             )
+        if self.is_fsdp_enabled:
+            set_up_plugin(self.accelerator.state.fsdp_plugin)
+            if self.model.encoder is not None:
+                check_encoder(self.model.encoder)
+            if self.args.encoder_lora_rank:
+                raise ValueError(
+                    "FSDP saves nothing where `encoder_lora_rank` is set: adapters are small, and every process needs "
+                    "the whole encoder between the levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
+                )
         args, processes = self.args, Processes()
         self.termination = Termination()
         self.work = Work(processes, os.path.join(str(args.output_dir), WORK_FOLDER), args.save_strategy != "no")
@@ -244,13 +254,15 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             attention = self.args.encoder_attn_implementation
             options = {} if attention is None else {"attn_implementation": attention}
             self._use_model(XMCForTextClassification.from_pretrained(checkpoint, **options))
+        elif self.is_fsdp_enabled:
+            # The base class leaves this to FSDP, which comes after the first stages and does not look at heads.
+            self._move_model_to_device(self.model, self.args.device)
         self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         self._run = run = EncoderRun(self.model, dataset, self.args, stages, self.label_texts)
         step = 0
         if checkpoint is not None:
             run.load(checkpoint)
             step = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE)).global_step
-        self._leave_out_sparse_rows()
         self.args.max_steps = run.schedule.total
         self._earlier_logs = list(self.state.log_history)
         self.data_collator = TokenCollator(padding_id(self.model.config.encoder_config, self.model.tokenizer))
@@ -276,6 +288,8 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
     def _finish_run(self) -> None:
         assert self._run is not None
         self.termination.is_patient = False
+        if self._run.sharded is not None:
+            self._use_model(self._run.gather_model())
         eval_dataset = self.eval_dataset
         if isinstance(eval_dataset, Mapping):
             eval_dataset = next(iter(eval_dataset.values()), None)
@@ -359,7 +373,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         ks = self.args.eval_ks
         if self._run is not None and self.model.ranker is None:
             # Between the steps of a level there is only what its heads say of its nodes.
-            with self._run.average.in_place(self.model):
+            with self._run.average.in_place(self.model), self._run.whole_encoder():
                 metrics = evaluate_level(self.model, dataset, self._run.level, ks, **options)
         else:
             metrics = evaluate_model(self.model, dataset, ks, **options)
@@ -441,8 +455,6 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             state_dict = self._run.adapters.plain_weights()
         self.model.save_pretrained(folder, state_dict=state_dict)
         write_json(os.path.join(folder, TRAINING_ARGS_FILE), self.args.xmc_options())
-        if self._run is not None and output_dir not in (None, self.args.output_dir):
-            self._run.save(folder)
 
 
 def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassification:

@@ -1,0 +1,163 @@
+"""Training with an encoder whose weights, gradients and moments are spread over processes (FSDP)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import distributed, nn
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.tensor import DTensor, distribute_tensor, zeros
+
+from ..modeling_xmc import XMCForTextClassification
+
+
+def set_up_plugin(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Has FSDP save whole models. Raises where it is asked for what stages that need whole encoders cannot use."""
+    wrong = {
+        "fsdp_version": plugin.fsdp_version != 2 and "2",
+        "fsdp_cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading and "false",
+        "fsdp_offload_params": isinstance(plugin.cpu_offload, CPUOffloadPolicy) and "false",
+        "fsdp_activation_checkpointing": plugin.activation_checkpointing
+        and "false, and `gradient_checkpointing: true` in the recipe",
+    }
+    advice = [f"`{name}: {value}`" for name, value in wrong.items() if value]
+    if advice:
+        raise ValueError(f"FSDP is not supported as it is set. In its configuration set {', '.join(advice)}.")
+    plugin.set_state_dict_type("FULL_STATE_DICT")
+
+
+def check_encoder(encoder: Any) -> None:
+    """Raises where FSDP could not spread an encoder."""
+    weight = encoder.get_input_embeddings().weight
+    owners = [name for name, module in encoder.named_modules() if getattr(module, "weight", None) is weight]
+    if len(owners) > 1:
+        raise ValueError(
+            f"FSDP cannot spread a {type(encoder).__name__}: its embeddings of tokens are shared by "
+            f"{' and '.join(f'`{name}`' for name in owners)}. Launch with DDP (`distributed_type: MULTI_GPU`)."
+        )
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whole, where it is spread over processes: all of them must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that every process has, spread over them as another one is."""
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def choose_modules(plugin: FullyShardedDataParallelPlugin, model: XMCForTextClassification) -> None:
+    """Has FSDP spread each layer of the encoder by itself and leave heads alone, whose gradients hold few rows."""
+    assert model.encoder is not None
+    plugin.ignored_modules = [model.heads, nn.ParameterList([model.anchor])]
+    if plugin.transformer_cls_names_to_wrap is None:
+        # Accelerate spreads the embeddings of tokens by themselves, and fails where they are within such a module.
+        embeddings = model.encoder.get_input_embeddings()
+        names = {
+            type(module).__name__
+            for module in model.encoder.modules()
+            if type(module).__name__ in (model._no_split_modules or ()) and embeddings not in module.modules()
+        }
+        plugin.transformer_cls_names_to_wrap = sorted(names)
+
+
+class RowParts:
+    """
+    Parts of the rows of a large head, one for each process, as FSDP makes them of an encoder's weights.
+
+    Every process has the whole head, for a step may touch any row; but only one keeps what the optimiser knows of it.
+
+    Args:
+        like (`DTensor`):
+            A weight that is spread over the same processes.
+        num_rows (`int`):
+            Rows of the head.
+    """
+
+    def __init__(self, like: DTensor, num_rows: int) -> None:
+        self._mesh, self._placements = like.device_mesh, like.placements
+        dimension = next(i for i, placement in enumerate(like.placements) if placement.is_shard())
+        size = -(-num_rows // self._mesh.size(dimension))
+        self.first = min(size * self._mesh.get_local_rank(dimension), num_rows)
+        self.stop = min(self.first + size, num_rows)
+        self._group = self._mesh.get_group(dimension)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
+        """Zeros for all rows, of which this process has its own."""
+        return zeros(*shape, dtype=dtype, device_mesh=self._mesh, placements=self._placements)
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of this process, as a view."""
+        assert isinstance(tensor, DTensor)
+        return tensor.to_local()
+
+    def spread(self, tensor: torch.Tensor) -> DTensor:
+        """A tensor that every process has, in parts."""
+        if isinstance(tensor, DTensor):
+            return tensor
+        return distribute_tensor(tensor, self._mesh, self._placements, src_data_rank=None)
+
+    def exchange(self, values: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+        """The values of all of some rows, from those of each process; `mine` says which of the rows these are."""
+        whole = values.new_zeros((len(mine), *values.shape[1:]))
+        whole[mine] = values
+        distributed.all_reduce(whole, group=self._group)
+        return whole
+
+
+class ShardedEncoder:
+    """
+    Makes whole encoders of the one of a model that FSDP spreads over processes.
+
+    Stages without steps give each process other documents, and heads are solved and searched anywhere: FSDP takes
+    neither. So it leaves heads alone, and such stages work with a whole encoder.
+
+    Args:
+        model ([`XMCForTextClassification`]):
+            The model before anything is spread.
+    """
+
+    def __init__(self, model: XMCForTextClassification) -> None:
+        assert model.encoder is not None
+        # Without weights, which only what is gathered has.
+        without = {
+            id(own): nn.Parameter(torch.empty_like(own, device="meta"), own.requires_grad)
+            for own in model.encoder.parameters()
+        }
+        self._skeleton = copy.deepcopy(model.encoder, without)  # type: ignore[arg-type]
+
+    def _gather(self, model: XMCForTextClassification) -> Any:
+        assert model.encoder is not None
+        encoder = copy.deepcopy(self._skeleton)
+        encoder.load_state_dict(
+            {name: gathered(tensor).detach() for name, tensor in model.encoder.state_dict().items()}, assign=True
+        )
+        return encoder
+
+    @contextmanager
+    def whole(self, model: XMCForTextClassification) -> Iterator[None]:
+        """Gives the model a whole encoder for a while."""
+        own, training = model.encoder, model.training
+        model.encoder = self._gather(model).train(training)
+        try:
+            yield
+        finally:
+            model.encoder = own
+
+    def whole_model(self, model: XMCForTextClassification) -> XMCForTextClassification:
+        """The model as an ordinary one, which FSDP has nothing to do with."""
+        with torch.device("meta"):
+            whole = XMCForTextClassification(
+                model.config, model.labels, model.label_tree, model.tfidf, model.ranker, model.tokenizer
+            )
+        whole.encoder, whole.heads, whole.anchor = self._gather(model), model.heads, model.anchor
+        whole.autocast_dtype = model.autocast_dtype
+        return whole.train(model.training)
