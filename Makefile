@@ -23,8 +23,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: $(VENV)/installed
 	$(RUN) recipes/quickstart.py
 
+# Two processes share the cores: one thread of torch in each, or they wait for each other.
 test: $(VENV)/installed lint
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .
