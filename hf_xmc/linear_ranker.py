@@ -90,7 +90,7 @@ class LinearRanker:
             `"squared_hinge"` or `"logistic"`: how a margin becomes a probability.
         ranking (`str`, *optional*, defaults to `"leaf"`):
             `"leaf"` ranks labels by their own margin, `"path"` by the product of the probabilities from the root.
-        beam_size (`int`, *optional*, defaults to `20`):
+        beam_size (`int`, *optional*, defaults to `40`):
             Nodes kept per level unless `predict` is told otherwise.
         first_level (`int`, *optional*, defaults to `1`):
             First level of the tree, counted from 1, that has classifiers.
@@ -105,7 +105,7 @@ class LinearRanker:
         num_dense: int = 0,
         loss: str = "squared_hinge",
         ranking: str = "leaf",
-        beam_size: int = 20,
+        beam_size: int = 40,
         first_level: int = 1,
     ) -> None:
         if loss not in LOSSES:

@@ -38,7 +38,8 @@ SYSTEMS: dict[str, System] = {
             "hf-xmc-eurlex57k",
             "hf-xmc",
             "worker_hf_xmc",
-            "xr-linear ranker_negative_cost=4.0 ranker_train_beam_size=100",
+            "xr-linear ranker_cost=0.7 ranker_negative_cost=8.0 ranker_train_beam_size=120 ranker_max_passes=20 "
+            "ranker_tolerance=0.05 ranker_beam_size=20",
             needs_setup=True,
         ),
         System(
@@ -48,6 +49,9 @@ SYSTEMS: dict[str, System] = {
             "xr-linear ranker_train_beam_size=20 ranker_threshold=3e-4 ranker_beam_size=10",
             needs_setup=True,
         ),
+        # The settings of recipes/nvd-products and recipes/gutenberg-lcsh.
+        System("hf-xmc-beam-160", "hf-xmc", "worker_hf_xmc", "xr-linear ranker_beam_size=160", needs_setup=True),
+        System("hf-xmc-beam-80", "hf-xmc", "worker_hf_xmc", "xr-linear ranker_beam_size=80", needs_setup=True),
         System("hf-xmc-parabel", "hf-xmc", "worker_hf_xmc", "parabel", needs_setup=True),
         System("hf-xmc-bonsai", "hf-xmc", "worker_hf_xmc", "bonsai", needs_setup=True),
         System("hf-xmc-dismec", "hf-xmc", "worker_hf_xmc", "dismec", needs_setup=True),

@@ -67,7 +67,8 @@ class RankerArguments:
             Nodes in a document's beam that finds `man` negatives. A search that passes three levels or more keeps a
             third of them, but at least 20, on the way.
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
-        beam_size (`int`, *optional*, defaults to `20`): Nodes per level at prediction.
+        beam_size (`int`, *optional*, defaults to `40`):
+            Nodes per level at prediction. With some thousand labels 20 do as well, with 50,000 or more 160 are better.
         threshold (`float`, *optional*, defaults to `1e-4`):
             Weights are dropped whose loss changes the node's margins by less than this (root mean square).
         weight_dtype (`str`, *optional*, defaults to `"int8"`): `"int8"` (one scale per row) or `"float32"`.
@@ -93,7 +94,7 @@ class RankerArguments:
     ranking: str = field(
         default="leaf", metadata={"help": "Rank labels by their own margin or by the whole path.", "choices": RANKINGS}
     )
-    beam_size: int = field(default=20, metadata={"help": "Nodes kept per level at prediction."})
+    beam_size: int = field(default=40, metadata={"help": "Nodes kept per level at prediction."})
     threshold: float = field(
         default=1e-4, metadata={"help": "Weights that move margins by less than this are dropped."}
     )
