@@ -50,8 +50,8 @@ def _show_stages(axes: Any, record: TrainingRecord) -> None:
         shown["all else"] = rest
     names = sorted(shown, key=lambda name: shown[name])
     bars = axes.barh(names, [shown[name] for name in names])
-    axes.bar_label(bars, fmt="%.3g s", padding=3)
-    axes.margins(x=0.15)
+    axes.bar_label(bars, fmt=lambda seconds: f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.2g} s", padding=3)
+    axes.margins(x=0.2)
     axes.set_xlabel("seconds")
     axes.set_title("Time by stage")
 
