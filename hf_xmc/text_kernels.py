@@ -346,10 +346,28 @@ def _sort(array, other, counts, largest):
 
 
 @njit(cache=True, nogil=True)
-def weigh(symbols, bounds, table, columns, idf, max_n, sublinear):
-    """Rows of TF-IDF weights of Euclidean norm 1 as CSR arrays: row bounds, sorted columns, values."""
+def _lead_stop(symbols, start, stop, words, by_characters):
+    """Where the first `words` words of a document end. Each word is a symbol or, by characters, ends with a gap."""
+    if not by_characters:
+        return min(start + words, stop)
+    while start < stop and words > 0:
+        if symbols[start] == 0:
+            words -= 1
+        start += 1
+    return start
+
+
+@njit(cache=True, nogil=True)
+def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, lead_weight, by_characters):
+    """
+    Rows of TF-IDF weights of Euclidean norm 1 as CSR arrays: row bounds, sorted columns, values.
+
+    With `lead_words` a row has a second part, columns of their own for the terms among a document's first words; its
+    length is `lead_weight` times that of the first part.
+    """
+    parts = 2 if lead_words > 0 else 1
     indptr = np.zeros(bounds.shape[0], np.int64)
-    indices = np.empty(symbols.shape[0] * max_n, np.int32)
+    indices = np.empty(symbols.shape[0] * max_n * parts, np.int32)
     values = np.empty(indices.shape[0], np.float32)
     room = 0
     for document in range(bounds.shape[0] - 1):
@@ -357,30 +375,42 @@ def weigh(symbols, bounds, table, columns, idf, max_n, sublinear):
     found, other, counts = np.empty(room, np.int32), np.empty(room, np.int32), np.zeros(2049, np.int64)
     size = 0
     for document in range(bounds.shape[0] - 1):
-        stop, hits = bounds[document + 1], 0
-        for first in range(bounds[document], stop):
-            node = 0
-            for i in range(first, min(first + max_n, stop)):
-                # Every prefix of a term is a node, and neither a gap nor an unknown word is a child of any.
-                node = np.int64(table[_find_child(table, node, symbols[i]), 1])
-                if node == 0:
-                    break
-                if columns[node] >= 0:
-                    found[hits] = columns[node]
-                    hits += 1
-        ordered = _sort(found[:hits], other[:hits], counts, idf.shape[0] - 1)
-        begin, squares, i = size, 0.0, 0
-        while i < hits:
-            column, first = ordered[i], i
-            while i < hits and ordered[i] == column:
-                i += 1
-            count = float(i - first)
-            weight = (1.0 + np.log(count) if sublinear and count > 1.0 else count) * idf[column]
-            indices[size], values[size] = column, weight
-            squares += weight * weight
-            size += 1
-        norm = np.sqrt(squares)
-        for i in range(begin, size):
-            values[i] /= norm
+        row, total = size, 0.0
+        for part in range(parts):
+            start, stop, hits = bounds[document], bounds[document + 1], 0
+            if part == 1:
+                stop = _lead_stop(symbols, start, stop, lead_words, by_characters)
+            for first in range(start, stop):
+                node = 0
+                for i in range(first, min(first + max_n, stop)):
+                    # Every prefix of a term is a node, and neither a gap nor an unknown word is a child of any.
+                    node = np.int64(table[_find_child(table, node, symbols[i]), 1])
+                    if node == 0:
+                        break
+                    if columns[node] >= 0:
+                        found[hits] = columns[node]
+                        hits += 1
+            if hits == 0:
+                continue
+            ordered = _sort(found[:hits], other[:hits], counts, idf.shape[0] - 1)
+            begin, squares, i = size, 0.0, 0
+            while i < hits:
+                column, first = ordered[i], i
+                while i < hits and ordered[i] == column:
+                    i += 1
+                count = float(i - first)
+                weight = (1.0 + np.log(count) if sublinear and count > 1.0 else count) * idf[column]
+                indices[size], values[size] = column + part * idf.shape[0], weight
+                squares += weight * weight
+                size += 1
+            length = lead_weight if part == 1 else 1.0
+            scale = length / np.sqrt(squares)
+            for i in range(begin, size):
+                values[i] *= scale
+            total += length * length
+        if parts == 2:
+            norm = np.sqrt(total)
+            for i in range(row, size):
+                values[i] /= norm
         indptr[document + 1] = size
     return indptr, indices[:size], values[:size]

@@ -156,7 +156,8 @@ class TfidfFeaturizer:
     """
     Sparse TF-IDF features of text, with the weights of scikit-learn's `TfidfVectorizer`.
 
-    Rows have Euclidean norm 1, columns are the terms in sorted order. The work is done by compiled loops that run in
+    Rows have Euclidean norm 1, columns are the terms in sorted order; with `lead_words` once more, for the terms among
+    a document's first words. The work is done by compiled loops that run in
     threads; a result does not depend on their number.
 
     Args:
@@ -174,6 +175,11 @@ class TfidfFeaturizer:
             Whether a term that occurs `n` times in a document counts `1 + log(n)` instead of `n`.
         lowercase (`bool`, *optional*, defaults to `True`):
             Whether case is ignored.
+        lead_words (`int`, *optional*, defaults to 0):
+            Number of words at the start of a document, such as its title, whose terms have columns of their own
+            besides. 0 makes none.
+        lead_weight (`float`, *optional*, defaults to 0.7):
+            Length of that second part of a row in proportion to the first.
 
     Example:
 
@@ -195,6 +201,8 @@ class TfidfFeaturizer:
         max_features: int | None = 300_000,
         sublinear_tf: bool = True,
         lowercase: bool = True,
+        lead_words: int = 0,
+        lead_weight: float = 0.7,
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
@@ -204,12 +212,18 @@ class TfidfFeaturizer:
             raise ValueError(f"`min_df` is {min_df!r}; it must be a number of documents, at least 1.")
         if max_features is not None and max_features < 1:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or None to keep all terms.")
+        if not isinstance(lead_words, int) or lead_words < 0:
+            raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0 for none.")
+        if not lead_weight > 0:
+            raise ValueError(f"`lead_weight` is {lead_weight!r}; it must be greater than 0.")
         self.analyzer = analyzer
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df
         self.max_features = max_features
         self.sublinear_tf = sublinear_tf
         self.lowercase = lowercase
+        self.lead_words = lead_words
+        self.lead_weight = float(lead_weight)
         self.vocabulary: list[str] = []
         self._idf = np.zeros(0, np.float32)
 
@@ -219,8 +233,8 @@ class TfidfFeaturizer:
 
     @property
     def num_features(self) -> int:
-        """Number of terms, the columns of the matrix; 0 before `fit`."""
-        return len(self.vocabulary)
+        """Columns of the matrix: a column a term, or two where the first words have columns of their own."""
+        return len(self.vocabulary) * (2 if self.lead_words else 1)
 
     def fit(self, texts: Iterable[str], num_workers: int | None = None) -> TfidfFeaturizer:
         """
@@ -314,7 +328,16 @@ class TfidfFeaturizer:
         return featurizer
 
     def _settings(self) -> dict[str, Any]:
-        names = ("analyzer", "ngram_range", "min_df", "max_features", "sublinear_tf", "lowercase")
+        names = (
+            "analyzer",
+            "ngram_range",
+            "min_df",
+            "max_features",
+            "sublinear_tf",
+            "lowercase",
+            "lead_words",
+            "lead_weight",
+        )
         return {name: getattr(self, name) for name in names}
 
     def _check_fitted(self) -> None:
@@ -367,6 +390,15 @@ class TfidfFeaturizer:
         else:
             symbols, bounds = read_chars(*self._codes(texts), inside)
         indptr, indices, values = weigh(
-            symbols, bounds, self._table, self._columns, self._idf, self.ngram_range[1], self.sublinear_tf
+            symbols,
+            bounds,
+            self._table,
+            self._columns,
+            self._idf,
+            self.ngram_range[1],
+            self.sublinear_tf,
+            self.lead_words,
+            self.lead_weight,
+            self.analyzer == "char_wb",
         )
         return indptr, indices.copy(), values.copy()  # without the room that was left over

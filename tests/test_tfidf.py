@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter, deque
 
 import numpy as np
@@ -84,6 +85,34 @@ def test_every_code_point_is_classed_as_python_does():
     np.testing.assert_array_equal(chars, [not char.isspace() for char in everything])
 
 
+@pytest.mark.parametrize("words", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"ngram_range": (1, 3), "sublinear_tf": False}, {"analyzer": "char_wb", "ngram_range": (1, 3)}],
+    ids=str,
+)
+def test_first_words_have_columns_of_their_own(settings, words):
+    settings = {"analyzer": "word", "sublinear_tf": True, "min_df": 1, "ngram_range": (1, 2), **settings}
+    texts = TEXTS + UNSEEN
+    ours = TfidfFeaturizer(**settings, max_features=None, lead_words=words, lead_weight=0.5).fit(TEXTS)
+    theirs = TfidfVectorizer(**settings).fit(TEXTS)
+    word = re.compile(r"\b\w\w+\b" if settings["analyzer"] == "word" else r"\S+")
+    leads = [" ".join(word.findall(text.lower())[:words]) for text in texts]
+    expected = np.hstack([theirs.transform(texts).toarray(), 0.5 * theirs.transform(leads).toarray()])
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+    expected /= np.where(lengths == 0, 1, lengths)
+    found = ours.transform(texts)
+    assert ours.vocabulary == theirs.get_feature_names_out().tolist()
+    assert found.shape == (len(texts), ours.num_features) == expected.shape
+    np.testing.assert_allclose(found.toarray(), expected, rtol=1e-5)
+    assert all((np.diff(row.indices) > 0).all() for row in found)
+
+
+def test_a_document_whose_first_words_are_unknown_has_the_other_part_alone():
+    featurizer = TfidfFeaturizer(min_df=1, lead_words=1).fit(["known words"])
+    np.testing.assert_allclose(featurizer.transform(["strange words"]).toarray(), [[0, 0, 1, 0, 0, 0]])
+
+
 def test_rows_are_sorted_and_normalised():
     matrix = TfidfFeaturizer(min_df=1).fit(TEXTS).transform(TEXTS + UNSEEN)
     norms = np.sqrt(matrix.multiply(matrix).sum(axis=1)).A1
@@ -159,7 +188,9 @@ def test_texts_are_any_iterable_and_are_streamed(monkeypatch):
     results.close()
 
 
-@pytest.mark.parametrize("settings", [{}, {"analyzer": "char_wb", "ngram_range": (2, 4)}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"analyzer": "char_wb", "ngram_range": (2, 4)}, {"lead_words": 3, "lead_weight": 0.4}], ids=str
+)
 def test_saved_and_reloaded_it_gives_identical_matrices(settings, tmp_path):
     texts = [*TEXTS, "lone \ud83d\ude00 surrogates \ud83d \ude00\ud83d"]
     featurizer = TfidfFeaturizer(min_df=1, max_features=None, sublinear_tf=False, **settings).fit(texts)
@@ -229,6 +260,10 @@ def test_errors_name_the_input_and_the_way_out():
         {"min_df": 0},
         {"min_df": 0.5},
         {"max_features": 0},
+        {"lead_words": -1},
+        {"lead_words": 2.5},
+        {"lead_weight": 0},
+        {"lead_weight": float("nan")},
     ],
     ids=str,
 )

@@ -154,6 +154,8 @@ class XMCTrainingArguments(TrainingArguments):
     tfidf_max_features: int | None = _tfidf("Terms to keep, the most frequent ones.")
     tfidf_sublinear_tf: bool | None = _tfidf("Count 1 + log(n) for a term that occurs n times.")
     tfidf_lowercase: bool | None = _tfidf("Ignore case.")
+    tfidf_lead_words: int | None = _tfidf("First words of a document whose terms have features of their own; 0: none.")
+    tfidf_lead_weight: float | None = _tfidf("Length of these features in proportion to the others.")
 
     tree_clustering: str | None = _taken_over(TreeArguments, "clustering")
     tree_branching: int | None = _taken_over(TreeArguments, "branching")
