@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 
 from hf_xmc import XMCEnsemble, XMCTrainer, XMCTrainingArguments
 from hf_xmc.cli.main import main
+from hf_xmc.hub import model_card
 from hf_xmc.hub.card_data import CardOptions, reported
 from hf_xmc.hub.citations import PAPERS, paper_of
 from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, write_model_card
@@ -108,6 +109,19 @@ def test_what_the_text_says(trained):
     assert (kind == "vectors") == (record.latency is None)
     for name in ("label_frequency.png", "training.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in text
+
+
+def test_the_picture_is_that_of_the_test_documents(trained, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(trained[1], folder)
+    record = TrainingRecord.load(folder)
+    (test,) = record.evaluations
+    record.evaluations = [test, {**test, "split": "validation"}]
+    record.save(folder)
+    pictured = []
+    monkeypatch.setattr(model_card, "plot_by_frequency", lambda rows, path, k, title: pictured.append(title))
+    write_model_card(folder)
+    assert len(pictured) == 1 and pictured[0].endswith(", test")
 
 
 def test_the_snippet_runs(trained, monkeypatch, capsys):
@@ -251,8 +265,9 @@ def test_an_evaluation_replaces_that_of_the_same_documents():
 def test_published_cards_are_whole(path):
     card = ModelCard.load(path)
     assert "extreme-text-classification" in card.data.tags and card.data.eval_results
-    values = {result.metric_type: round(100 * result.metric_value, 2) for result in card.data.eval_results}
-    assert table_values(card.text) == values
+    results = [result for result in card.data.eval_results if result.dataset_split == "test"]
+    first_table = card.text[card.text.index("split `test`") :]
+    assert table_values(first_table) == {one.metric_type: round(100 * one.metric_value, 2) for one in results}
     for picture in re.findall(r"\]\((\w+\.png)\)", card.text):
         assert (path.parent / picture).is_file()
 

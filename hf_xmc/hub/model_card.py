@@ -115,10 +115,12 @@ def _write_plots(facts: CardFacts) -> dict[str, str]:
     shown = [evaluation for evaluation in facts.record.evaluations if _bucket_k(evaluation) is not None]
     try:
         if shown:
-            last, k = shown[-1], _bucket_k(shown[-1])
+            # Choices were made on the other splits.
+            pictured = next((evaluation for evaluation in shown if evaluation["split"] == "test"), shown[-1])
+            k = _bucket_k(pictured)
             assert k is not None
-            title = f"{evaluation_name(facts, last)}, {last['split']}"
-            plot_by_frequency(last["by_frequency"], facts.folder / _FREQUENCY_PLOT, k=k, title=title)
+            title = f"{evaluation_name(facts, pictured)}, {pictured['split']}"
+            plot_by_frequency(pictured["by_frequency"], facts.folder / _FREQUENCY_PLOT, k=k, title=title)
             plots["frequency"] = _FREQUENCY_PLOT
         if facts.record.stages:
             plot_training(facts.record, facts.folder / _TRAINING_PLOT)
