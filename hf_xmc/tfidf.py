@@ -214,8 +214,8 @@ class TfidfFeaturizer:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or None to keep all terms.")
         if not isinstance(lead_words, int) or lead_words < 0:
             raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0 for none.")
-        if not lead_weight > 0:
-            raise ValueError(f"`lead_weight` is {lead_weight!r}; it must be greater than 0.")
+        if not 0 < lead_weight < np.inf:
+            raise ValueError(f"`lead_weight` is {lead_weight!r}; it must be a finite number greater than 0.")
         self.analyzer = analyzer
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df

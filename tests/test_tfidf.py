@@ -264,6 +264,7 @@ def test_errors_name_the_input_and_the_way_out():
         {"lead_words": 2.5},
         {"lead_weight": 0},
         {"lead_weight": float("nan")},
+        {"lead_weight": float("inf")},
     ],
     ids=str,
 )
