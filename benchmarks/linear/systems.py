@@ -46,7 +46,7 @@ SYSTEMS: dict[str, System] = {
             "hf-xmc-lean",
             "hf-xmc",
             "worker_hf_xmc",
-            "xr-linear ranker_train_beam_size=20 ranker_threshold=3e-4 ranker_beam_size=10",
+            "xr-linear ranker_train_beam_size=20 ranker_threshold=4e-4 ranker_beam_size=8",
             needs_setup=True,
         ),
         # The settings of recipes/nvd-products and recipes/gutenberg-lcsh.
