@@ -87,12 +87,14 @@ def _publish(model: SelfContainedModel, repo_id: str, **options: Any) -> Any:
     return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
 
 
-def pipeline(model: str | os.PathLike | XMCForTextClassification, **kwargs: Any) -> ExtremeTextClassificationPipeline:
+def pipeline(
+    model: str | os.PathLike | XMCForTextClassification | XMCEnsemble, **kwargs: Any
+) -> ExtremeTextClassificationPipeline:
     """
     The pipeline of a model: `transformers.pipeline` with the task set.
 
     Args:
-        model (`str`, `os.PathLike` or [`XMCForTextClassification`]):
+        model (`str`, `os.PathLike`, [`XMCForTextClassification`] or [`XMCEnsemble`]):
             Folder or Hub id of a model, or a loaded one.
         kwargs:
             Passed to `transformers.pipeline`: `revision`, `token`, `device`, `top_k`, `batch_size` and the like.

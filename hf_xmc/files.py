@@ -88,6 +88,16 @@ def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwa
         )
 
 
+def _read_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+# Read once: it cannot be read without being changed for a moment, in which other threads make files.
+_UMASK = _read_umask()
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[str]:
     """Yields a temporary path beside `path` that takes its name once the block has succeeded."""
@@ -98,9 +108,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
     try:
         yield temporary
         # mkstemp makes files private; a published model is readable like any other file.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        os.chmod(temporary, 0o666 & ~_UMASK)
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):

@@ -111,7 +111,7 @@ class Labels:
                 The labels to use, in this order; any other label in the dataset is an error. By default all labels
                 seen, integers in numerical order, strings in the order of their code points.
             texts (`Mapping[str, str]`, *optional*):
-                Text by label name. A label that is not in it gets an empty text.
+                Text by label name (or number). A label that is not in it gets an empty text; none in it is an error.
 
         Returns:
             [`Labels`]: A label repeated in a document counts once; documents without labels are in `num_documents`.
@@ -129,8 +129,18 @@ class Labels:
             matrix = _label_matrix(rows, ids, (len(lengths), len(labels)))
             counts += np.bincount(matrix.indices, minlength=len(labels))
         labels.counts, labels.num_documents = counts, len(dataset)
-        labels.texts = None if texts is None else [texts.get(name, "") for name in labels.names]
+        labels.texts = None if texts is None else labels._find_texts(texts)
         return labels
+
+    def _find_texts(self, texts: Mapping[str, str]) -> list[str]:
+        by_name = {str(name): text for name, text in texts.items()}
+        found = [by_name.get(name) or "" for name in self.names]
+        if by_name and not any(found):
+            raise ValueError(
+                f"None of the {len(self)} labels, such as {_short(self.names[0])}, has a text in `label_texts`, whose "
+                f"{len(by_name)} keys are such as {_short(next(iter(by_name)))}. Its keys must be the labels' names."
+            )
+        return found
 
     def encode(self, dataset: Dataset, *, column: str = "labels", keep_unseen: bool = False) -> csr_matrix:
         """

@@ -15,6 +15,7 @@ from .kernels import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
 from .lanes import LANES
 from .shards import MAX_SHARD_SIZE, load_sharded, save_sharded
+from .threads import count_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
@@ -188,7 +189,7 @@ class LinearRanker:
         nodes = np.empty((count, top_k), dtype=np.int64)
         weights = self.weights
         views = weights.records.view(np.int32), weights.records.view(np.float32)
-        num_threads = num_threads or os.cpu_count() or 1
+        num_threads = count_threads(num_threads)
         # Many documents together use what they fetch of the model; the heaps of a wide beam bound how many.
         together = max(1, min(_MAX_DOCUMENTS, _MAX_HEAP // max(beam_size, top_k), -(-count // num_threads)))
 

@@ -274,7 +274,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
             )
         # Heads alone do not look at TF-IDF, which their model keeps from the making of its tree.
         reads_tfidf = self.tfidf is not None and (self.ranker is not None or self.encoder is None)
-        sparse = self.tfidf.transform(texts, num_workers=num_threads) if reads_tfidf else None  # type: ignore[union-attr]
+        sparse = self.tfidf.transform(texts, num_threads=num_threads) if reads_tfidf else None  # type: ignore[union-attr]
         return Features(sparse, None if self.encoder is None else self.embed(texts, batch_size))
 
     def prepare_vectors(self, vectors: Features) -> Features:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoTokenizer
 from transformers import initialization as init
@@ -87,7 +88,13 @@ class XMCPreTrainedModel(SelfContainedModel):
         if kwargs.get("config") is None:
             # A folder without one would load with the default configuration.
             check_model_type(pretrained_model_name_or_path, XMCConfig.model_type, **hub_kwargs)
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        try:
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except SafetensorError as error:
+            raise ValueError(
+                f"The weights of `{pretrained_model_name_or_path}` cannot be read ({error}). Their file is damaged or "
+                "was not copied to the end: save or download it again."
+            ) from error
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.anchor.requires_grad_(False)  # loading makes a new parameter of it
         model._load_parts(pretrained_model_name_or_path, hub_kwargs)

@@ -28,6 +28,7 @@ from .text_kernels import (
     spell,
     weigh,
 )
+from .threads import count_threads
 
 TFIDF_FILE = "tfidf.safetensors"
 VOCABULARY_FILE = "tfidf_vocab.txt"
@@ -92,22 +93,19 @@ def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _map(
-    function: Callable[[list[str]], _Result], chunks: Iterator[list[str]], num_workers: int | None
+    function: Callable[[list[str]], _Result], chunks: Iterator[list[str]], num_threads: int | None
 ) -> Iterator[_Result]:
     """`function` of every chunk, in their order, by threads: the compiled loops release Python's global lock."""
-    if num_workers is None:
-        num_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if num_workers < 1:
-        raise ValueError(f"`num_workers` is {num_workers}; it must be at least 1, or None for all processors.")
+    num_threads = count_threads(num_threads)
     start = list(islice(chunks, 2))
-    if num_workers == 1 or len(start) < 2:
+    if num_threads == 1 or len(start) < 2:
         yield from map(function, chain(start, chunks))
         return
-    with ThreadPoolExecutor(num_workers) as pool:
+    with ThreadPoolExecutor(num_threads) as pool:
         pending: deque[Future[_Result]] = deque()
         for chunk in chain(start, chunks):
             pending.append(pool.submit(function, chunk))
-            if len(pending) > 2 * num_workers:  # as many texts are in memory, not all
+            if len(pending) > 2 * num_threads:  # as many texts are in memory, not all
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
@@ -236,18 +234,18 @@ class TfidfFeaturizer:
         """Columns of the matrix: a column a term, or two where the first words have columns of their own."""
         return len(self.vocabulary) * (2 if self.lead_words else 1)
 
-    def fit(self, texts: Iterable[str], num_workers: int | None = None) -> TfidfFeaturizer:
+    def fit(self, texts: Iterable[str], num_threads: int | None = None) -> TfidfFeaturizer:
         """
         Learns vocabulary and document frequencies.
 
         Args:
             texts (`Iterable[str]`):
                 The documents, e.g. a list or a column of a `datasets.Dataset`; read once, a few at a time.
-            num_workers (`int`, *optional*):
+            num_threads (`int`, *optional*):
                 Number of threads; all processors by default.
         """
         counts = _Counts()
-        for part in _map(self._count, _chunks(texts), num_workers):
+        for part in _map(self._count, _chunks(texts), num_threads):
             counts.add(*part)
         if not counts.num_documents:
             raise ValueError("There are no texts to fit TF-IDF on. Pass at least one document.")
@@ -262,21 +260,21 @@ class TfidfFeaturizer:
         self._index("".join(f"{term}\n" for term in terms), idf.astype(np.float32))
         return self
 
-    def transform(self, texts: Iterable[str], num_workers: int | None = None) -> csr_matrix:
+    def transform(self, texts: Iterable[str], num_threads: int | None = None) -> csr_matrix:
         """
         Features of the documents, a row each.
 
         Args:
             texts (`Iterable[str]`):
                 The documents, read once, a few at a time.
-            num_workers (`int`, *optional*):
+            num_threads (`int`, *optional*):
                 Number of threads; all processors by default. A small input is done by the calling thread.
 
         Returns:
             `csr_matrix` of float32 with sorted columns. A document without known term is an empty row.
         """
         self._check_fitted()
-        parts = list(_map(self._weigh, _chunks(texts), num_workers))
+        parts = list(_map(self._weigh, _chunks(texts), num_threads))
         if len(parts) == 1:
             indptr, indices, values = parts[0]
         else:
@@ -288,11 +286,11 @@ class TfidfFeaturizer:
         matrix.has_canonical_format = True
         return matrix
 
-    def fit_transform(self, texts: Iterable[str], num_workers: int | None = None) -> csr_matrix:
+    def fit_transform(self, texts: Iterable[str], num_threads: int | None = None) -> csr_matrix:
         """`fit` and `transform` of the same texts, which are read twice."""
         if isinstance(texts, Iterator):
             raise TypeError("`texts` can be read only once. Pass a list or a column of a dataset to `fit_transform`.")
-        return self.fit(texts, num_workers).transform(texts, num_workers)
+        return self.fit(texts, num_threads).transform(texts, num_threads)
 
     def save_pretrained(self, save_directory: str | os.PathLike) -> None:
         """Writes `tfidf.safetensors` (settings, idf) and `tfidf_vocab.txt` (a term per line) into a folder."""

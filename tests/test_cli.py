@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from conftest import make_documents, make_vectors
 
 from hf_xmc import XMCForTextClassification
 from hf_xmc.cli.main import COMMANDS, main
+from hf_xmc.hub.training_record import TrainingRecord
 
 
 @pytest.fixture
@@ -135,6 +139,114 @@ def test_results_go_into_the_folder_of_the_model(data, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     assert main(["evaluate", str(folder), str(data)]) == 0
     assert json.loads((folder / "test_results.json").read_text())["dataset"] == str(data)
+
+
+def test_results_of_trials_are_not_those_of_the_model(data, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    assert main(["evaluate", str(folder), str(data), "--beam-size", "1", "--ks", "1"]) == 0
+    trial = json.loads((folder / "test_trial_results.json").read_text())
+    assert trial["options"] == {"ks": [1], "beam_size": 1}
+    assert main(["evaluate", str(folder), str(data), "--ks", "1", "--output", str(folder / "test_results.json")]) == 0
+    assert TrainingRecord.load(folder).evaluations == []
+    assert main(["evaluate", str(folder), str(data)]) == 0
+    assert "P@5" in TrainingRecord.load(folder).evaluations[0]["metrics"]
+
+
+def train_flags(data, output, *more):
+    flags = ["--dataset", str(data), "--output_dir", str(output), "--disable_tqdm=true", "--use_cpu=true"]
+    return ["train", *flags, *more]
+
+
+def test_a_finished_training_is_taken_up_again(data, tmp_path, capsys):
+    output = tmp_path / "model"
+    assert main(train_flags(data, output)) == 0
+    before = (output / "ranker.safetensors").stat()
+    again = train_flags(data, output, "--eval_split", "test", "--resume_from_checkpoint", "true")
+    assert main(again) == 0
+    results = json.loads((output / "test_results.json").read_text())
+    assert results["training_seconds"] == TrainingRecord.load(output).seconds
+    assert (output / "ranker.safetensors").stat() == before
+    # Other documents, as many of them and with the same labels, are another training.
+    make_documents(600, seed=5).to_parquet(data / "train.parquet")
+    capsys.readouterr()
+    assert main(again) == 1
+    assert "holds a finished model" in capsys.readouterr().err
+
+
+def test_a_new_model_does_not_show_the_results_of_the_old_one(data, tmp_path):
+    output = tmp_path / "model"
+    assert main(train_flags(data, output, "--eval_split", "test")) == 0
+    assert main(["evaluate", str(output), str(data), "--ks", "1"]) == 0
+    (output / "my_results.json").write_text('{"mine": 1}')
+    assert (output / ".eval_results").is_dir() and len(TrainingRecord.load(output).evaluations) == 1
+    assert main(train_flags(data, output, "--overwrite", "true", "--method", "parabel")) == 0
+    assert TrainingRecord.load(output).evaluations == []
+    assert "Not measured yet" in (output / "README.md").read_text()
+    assert not list(output.glob(".eval_results/*")) and not (output / "label_frequency.png").exists()
+    assert [path.name for path in output.glob("*_results.json")] == ["my_results.json"]
+
+
+def test_the_texts_of_the_data_are_not_in_the_card(data, tmp_path):
+    for shows in (False, True):
+        output = tmp_path / str(shows)
+        assert main(train_flags(data, output, "--card_examples", str(shows))) == 0
+        published = (output / "README.md").read_text() + (output / "training_record.json").read_text()
+        texts = make_documents(600)["text"]
+        assert any(text in published for text in texts) == shows
+
+
+def test_files_in_help_texts_exist():
+    root = Path(__file__).parents[1]
+    texts = [import_module(f"hf_xmc.cli.{name.replace('-', '_')}").make_parser().description for name in COMMANDS]
+    named = re.findall(r"recipes/[\w/.-]+\.yaml", " ".join(texts))
+    assert named and all((root / name).is_file() for name in named), named
+
+
+def test_predict_a_table_whose_labels_are_strings(model_folder, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("text,labels\ntopic07 word1,a|b\ntopic08 word2,c\n")
+    output = tmp_path / "out.jsonl"
+    assert main(["predict", str(model_folder), str(table), "--output", str(output)]) == 0
+    assert [row["labels"][0]["label"] for row in lines(output)] == ["label 07", "label 08"]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--beam-size", "-1"], "`beam_size`"),
+        (["--threshold", "nan"], "`thre"),
+        (["--num-threads", "0"], "`num_threads`"),
+    ],
+)
+def test_wrong_options_of_predict_leave_nothing(data, model_folder, tmp_path, capsys, flags, message):
+    output = tmp_path / "out"
+    argv = ["predict", str(model_folder), str(data / "test.parquet"), "--output", str(output)]
+    assert main([*argv, *flags]) == 1
+    assert message in capsys.readouterr().err and not output.exists()
+    assert main(argv) == 0
+
+
+def test_wrong_places(data, model_folder, tmp_path, capsys):
+    assert main(["card", str(data)]) == 1
+    assert "holds no saved model" in capsys.readouterr().err
+    assert main(["evaluate", str(model_folder), str(data), "--output", str(tmp_path)]) == 1
+    assert "is a folder" in capsys.readouterr().err
+    (data / "test.parquet").unlink()
+    (data / "train.parquet").unlink()
+    (data / "train.csv").write_text("text,labels\n")
+    assert main(train_flags(data, tmp_path / "model")) == 1
+    assert "train.csv` holds no documents" in capsys.readouterr().err
+    assert main(train_flags("sample", tmp_path / "model", "--column_mapping", '{"a": "text"}')) == 1
+    assert "takes no column mapping" in capsys.readouterr().err
+
+
+def test_damaged_weights(data, model_folder, tmp_path, capsys):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert main(["evaluate", str(folder), str(data)]) == 1
+    error = capsys.readouterr().err
+    assert str(folder) in error and "damaged" in error
 
 
 def test_predict_a_table(data, model_folder, tmp_path, capsys):

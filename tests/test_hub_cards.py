@@ -41,7 +41,7 @@ def trained(request, tmp_path_factory):
         trainer = XMCTrainer(str(request.getfixturevalue("tiny_encoder")), args, make_documents(200))
     else:
         make = make_documents if request.param == "linear" else make_vectors
-        args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1)
+        args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, card_examples=True)
         trainer = XMCTrainer(args=args, train_dataset=make(300))
     trainer.train()
     make = make_vectors if request.param == "vectors" else make_documents
@@ -90,7 +90,7 @@ def test_metadata(trained):
     assert {"hf-xmc", "extreme-text-classification", method} <= set(data.tags)
     assert data.library_name == "hf_xmc" and data.pipeline_tag == "text-classification"
     assert data.base_model is None and data.datasets is None  # both were no ids on the Hub
-    assert bool(data.get("widget")) == (kind != "vectors")
+    assert bool(data.get("widget")) == (kind == "linear")  # texts are shown where that was asked for
     assert data.eval_results[0].dataset_split == "test"
 
 

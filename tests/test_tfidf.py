@@ -153,8 +153,8 @@ def test_ngrams_are_found_without_their_prefix_in_the_vocabulary():
 def test_result_is_the_same_for_any_number_of_workers_and_size_of_chunks(analyzer, monkeypatch):
     texts = random_texts(400, 2000)
     settings = {"analyzer": analyzer, "ngram_range": (1, 3), "min_df": 2, "max_features": 1000}
-    first = TfidfFeaturizer(**settings).fit(texts, num_workers=1)
-    expected = first.transform(texts, num_workers=1)
+    first = TfidfFeaturizer(**settings).fit(texts, num_threads=1)
+    expected = first.transform(texts, num_threads=1)
     for chunk in (1, 777, 50_000):
         monkeypatch.setattr(tfidf, "_CHUNK", chunk)
         for workers in (1, 2, 5, None):
@@ -246,8 +246,8 @@ def test_errors_name_the_input_and_the_way_out():
         featurizer.transform("text")
     with pytest.raises(TypeError, match="read only once"):
         featurizer.fit_transform(text for text in TEXTS)
-    with pytest.raises(ValueError, match="`num_workers` is 0"):
-        featurizer.transform(TEXTS, num_workers=0)
+    with pytest.raises(ValueError, match="`num_threads` must be at least 1, not 0"):
+        featurizer.transform(TEXTS, num_threads=0)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from hf_xmc import (
     XMCTrainer,
     XMCTrainingArguments,
 )
+from hf_xmc.hub.training_record import TrainingRecord
 from hf_xmc.training.clustering import TreeArguments
 from hf_xmc.training.methods import ENCODER_METHODS, METHODS
 from hf_xmc.training.prediction import evaluate_model, predict_batches
@@ -244,7 +245,7 @@ def test_the_ranker_learns_from_texts_of_labels(tmp_path, tiny_encoder, method):
     "options, message",
     [
         ({}, "label_text_length=0.5.*pass `label_texts`"),
-        ({"label_text_length": -1}, "must not be negative"),
+        ({"label_text_length": -1}, "must be 0 or a positive number"),
         ({"method": "lightxml"}, "predict_with='heads'"),
         ({"method": "x-transformer"}, "ranker_matcher='heads'"),
     ],
@@ -282,7 +283,57 @@ def test_odd_label_names(tmp_path):
     assert [row[0][0] for row in model.predict(["w0", "w1", "w2", "w3"])] == names
 
 
+def test_texts_of_labels_that_are_numbers(tmp_path):
+    data = Dataset.from_dict({"text": [f"w{i % 4}" for i in range(40)], "labels": [[i % 4] for i in range(40)]})
+    options = {"tfidf_min_df": 1, "label_text_length": 0.5}
+    texts = {0: "zero", 1: "one", 2: None}
+    trainer = XMCTrainer(args=arguments(tmp_path / "a", **options), train_dataset=data, label_texts=texts)
+    trainer.train()
+    assert trainer.model.labels.texts == ["zero", "one", "", ""]
+    trainer = XMCTrainer(args=arguments(tmp_path / "b", **options), train_dataset=data, label_texts={"null": "zero"})
+    with pytest.raises(ValueError, match="None of the 4 labels, such as '0'.*1 keys are such as 'null'"):
+        trainer.train()
+
+
+def test_splits_are_called_by_what_they_are(documents, tmp_path):
+    parts = documents.train_test_split(0.25, seed=0)
+    trainer = XMCTrainer(args=arguments(tmp_path), train_dataset=parts["train"], eval_dataset=parts["test"])
+    trainer.train()
+    for prefix, part in (("eval", "test"), ("test", "test"), ("eval_dev", "test"), ("eval", "train")):
+        trainer.evaluate(parts[part], metric_key_prefix=prefix)
+    found = {result["split"]: result["documents"] for result in TrainingRecord.load(tmp_path).evaluations}
+    held_out = len(parts["test"])
+    assert found == {"eval": held_out, "test": held_out, "dev": held_out, "train": len(parts["train"])}
+
+
 # ---- What cannot be trained ----
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_train_epochs": 5}, "`num_train_epochs=5` would have no effect.*`level_epochs`"),
+        ({"max_steps": 7}, "`level_steps`"),
+        ({"learning_rate": 1e-3}, "`level_learning_rate`"),
+        ({"warmup_steps": 10}, "`level_warmup`"),
+        ({"lr_scheduler_type": "cosine"}, "`level_rate_floor`"),
+        ({"eval_ks": [0, 1]}, "`eval_ks="),
+        ({"label_max_features": -1}, "`label_max_features`"),
+        ({"num_threads": -1}, "`num_threads` must be at least 1"),
+        ({"embedding_scale": float("inf")}, "`embedding_scale`"),
+        ({"label_text_length": float("inf")}, "`label_text_length`"),
+    ],
+)
+def test_options_are_checked_before_any_work(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, **options)
+
+
+@pytest.mark.parametrize("options", [{"ranker_beam_size": "20"}, {"tfidf_ngram_range": 2}])
+def test_options_of_the_wrong_type(tmp_path, options):
+    (prefix,) = {name.split("_")[0] for name in options}
+    with pytest.raises(TypeError, match=f"Options `{prefix}_\\*`: a value of the wrong type"):
+        arguments(tmp_path, **options)
 
 
 def test_a_finished_model_is_not_replaced(documents, tmp_path):

@@ -16,6 +16,7 @@ from transformers import AutoModel, HfArgumentParser
 from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
+from ..data.readers import split_name
 from ..files import resolve_file
 from ..tagging import TextTagger
 
@@ -80,7 +81,9 @@ def load_split(
     """One split of a data set, which may be the bundled sample."""
     if path == "sample":
         splits = load_sample()
-        name = {"dev": "validation"}.get(str(split), split)
+        name = split_name(split)
+        if column_mapping or label_delimiter:
+            raise ValueError("The sample has its columns already: it takes no column mapping and no delimiter.")
         if name not in splits:
             raise ValueError(f"The sample has no split `{split}`; it has {', '.join(splits)}.")
         return splits[name]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..hub.card_data import CardOptions
 from ..hub.model_card import CARD_FILE, write_model_card
+from ..hub.published_files import check_saved_model
 
 DESCRIPTION = """
 Writes README.md into the folder of a model, with pictures and .eval_results, from what its training and its
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> None:
     """Runs the command."""
     args = make_parser().parse_args(argv)
+    check_saved_model(args.model)
     path = write_model_card(args.model, card_options(args, args.name), overwrite=args.overwrite)
     if path is None:
         raise FileExistsError(

@@ -29,7 +29,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
     parser.add_argument("data", metavar="DATA", help="folder, file or Hub id of the data; `sample` is the bundled set")
     parser.add_argument("--split", help="split of the data; `test` by default, except of a single file")
-    parser.add_argument("--output", help="JSON file; by default SPLIT_results.json in the model's folder")
+    parser.add_argument(
+        "--output",
+        help="JSON file; by default SPLIT_results.json in the model's folder, which its card shows, or "
+        "SPLIT_trial_results.json where --ks, --beam-size or --predict-with are given",
+    )
     parser.add_argument("--column-mapping", type=parse_mapping, help='JSON: {"title": "text", "subjects": "labels"}')
     parser.add_argument("--label-delimiter", help="what separates labels in a string column")
     parser.add_argument("--ks", type=int, nargs="+", help="lengths of the ranking to measure at")
@@ -43,16 +47,25 @@ def make_parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> None:
     """Runs the command."""
     args = make_parser().parse_args(argv)
+    if args.output and os.path.isdir(args.output):
+        raise IsADirectoryError(f"`--output {args.output}` is a folder. Name a file in it, such as results.json.")
     split = args.split or (None if os.path.isfile(args.data) else "test")
     dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
     model = load_model(args.model)
     if args.predict_with is not None:
         model.config.predict_with = args.predict_with
-    name = f"{split or 'eval'}_results.json"
-    path = args.output or (os.path.join(args.model, name) if os.path.isdir(args.model) else name)
     facts = {"model": args.model, "dataset": args.data, "split": split}
+    changed = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with")}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    facts |= {"options": changed} if changed else {}
     options = {name: getattr(args, name) for name in ("ks", "beam_size", "batch_size", "num_threads")}
-    measure(model, dataset, path, facts, **options)
+    measure(model, dataset, args.output or _results_path(args.model, split, bool(changed)), facts, **options)
+
+
+def _results_path(model: str, split: str | None, is_trial: bool) -> str:
+    """Where results go by default: beside the model, whose card shows them unless options were tried."""
+    name = f"{split or 'eval'}_{'trial_' if is_trial else ''}results.json"
+    return os.path.join(model, name) if os.path.isdir(model) else name
 
 
 def measure(

@@ -16,7 +16,7 @@ DESCRIPTION = """
 Trains a model and saves it into --output_dir; with --eval_split also measures it. Options come from the recipe and
 from flags of the same names, which win: hf-xmc train --config recipe.yaml --dataset PATH --output_dir my-tagger
 A training that was interrupted goes on with --resume_from_checkpoint true. In several processes:
-accelerate launch --config_file recipes/accelerate/one-machine.yaml -m hf_xmc train --config recipe.yaml ...
+accelerate launch --config_file recipes/accelerate/one-gpu-machine.yaml -m hf_xmc train --config recipe.yaml ...
 """
 
 
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> None:
             "model": args.output_dir,
             "dataset": data.dataset,
             "split": data.eval_split,
-            "training_seconds": trained.metrics["train_runtime"],
+            "training_seconds": trained.metrics.get("train_runtime"),
         }
         measure(trainer.model, eval_dataset, path, facts, trainer.work, ks=args.eval_ks, num_threads=args.num_threads)
         trainer.create_model_card()

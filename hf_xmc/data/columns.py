@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -47,7 +48,8 @@ def prepare_dataset(
         label_delimiter (`str`, *optional*):
             What separates the labels of a string column. Blanks around a label are cut off.
         require_labels (`bool`, *optional*, defaults to `True`):
-            Whether a dataset without a `labels` column is an error. Prediction needs none.
+            Whether a dataset without a `labels` column is an error. Prediction needs none, and leaves out one that
+            would need a `label_delimiter`.
         keep_columns (`Sequence[str]`, *optional*):
             Further columns that stay, as they are.
     """
@@ -71,8 +73,27 @@ def prepare_dataset(
     if "text" in columns:
         dataset = _prepare_text(dataset)
     if "labels" in columns:
-        dataset = _prepare_labels(dataset, label_delimiter)
+        if require_labels or label_delimiter or _item_type(_arrow_type(dataset, "labels")) is not None:
+            return _prepare_labels(dataset, label_delimiter)
+        # Nobody asks for them, so nobody has to say what separates them.
+        return dataset.remove_columns("labels")
     return dataset
+
+
+def documents_digest(dataset: Dataset) -> str:
+    """
+    A fingerprint of documents and their labels by content: equal for the same ones in the same order.
+
+    Args:
+        dataset (`datasets.Dataset`):
+            Documents as [`prepare_dataset`] gives them.
+    """
+    fingerprint = hashlib.blake2b(digest_size=16)
+    columns = dataset.select_columns(sorted(dataset.column_names)).with_format("arrow")
+    for table in columns.iter(batch_size=_BATCH_SIZE):
+        for batch in table.combine_chunks().to_batches():
+            fingerprint.update(batch.serialize())
+    return fingerprint.hexdigest()
 
 
 def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
@@ -104,7 +125,8 @@ def missing_column(wanted: str, columns: Sequence[str]) -> str:
     if wanted not in COLUMNS:
         return message
     example = close[0] if close else "your column"
-    return f'{message} Name the column to use with column_mapping={{"{example}": "{wanted}"}}.'
+    flag = f" (`hf-xmc predict`: --text-column '{example}')" if wanted == "text" else ""
+    return f'{message} Name the column to use with column_mapping={{"{example}": "{wanted}"}}{flag}.'
 
 
 def _arrow_type(dataset: Dataset, column: str) -> pa.DataType:

@@ -240,6 +240,10 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
         return datasets.load_dataset(
             loader, data_files={split: [str(path) for path in files]}, split=split, cache_dir=cache_dir, **options
         )
+    except ValueError as error:
+        if "corresponds to no data" not in str(error):
+            raise
+        raise ValueError(f"{', '.join(f'`{path}`' for path in files)} holds no documents.") from error
     except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
         names = ", ".join(f"`{path}`" for path in files)
         raise ValueError(

@@ -44,6 +44,7 @@ class ModelCardCallback(TrainerCallback):
         if isinstance(eval_dataset, Mapping):
             eval_dataset = next(iter(eval_dataset.values()), None)
         self._texts = _texts(eval_dataset) or _texts(train_dataset)
+        self._trained_on = None if train_dataset is None else train_dataset._fingerprint
         if train_dataset is not None:
             self.record.documents = len(train_dataset)
             self.record.dataset = hub_id(train_dataset)
@@ -84,14 +85,16 @@ class ModelCardCallback(TrainerCallback):
         Notes the results of an evaluation of the whole model.
 
         Args:
-            name (`str`): What to call the documents if they do not say which split they are.
+            name (`str`):
+                Prefix of the metrics. `test` says what the documents are, as `eval_dev` does; with `eval` alone they
+                are asked for their split.
             dataset (`datasets.Dataset`): The documents.
             metrics ([`XMCMetrics`]): The results.
             seconds (`float`): How long it took.
         """
         evaluation: dict[str, Any] = {
             "dataset": hub_id(dataset) or self.record.dataset,
-            "split": str(dataset.split) if dataset.split is not None else name,
+            "split": self._split(name, dataset),
             "documents": metrics.documents,
             "seconds": round(seconds, 3),
             "metrics": metrics.compute(),
@@ -100,17 +103,28 @@ class ModelCardCallback(TrainerCallback):
             evaluation["by_frequency"] = metrics.by_frequency()
         self.record.add_evaluation(evaluation)
 
-    def finish(self, model: XMCForTextClassification) -> None:
+    def _split(self, name: str, dataset: Dataset) -> str:
+        if name != "eval":
+            return name.removeprefix("eval_")
+        if dataset._fingerprint == self._trained_on:
+            return "train"
+        # What is held out of a split (`train_test_split`) still goes by its name.
+        return name if dataset.split is None or str(dataset.split) == "train" else str(dataset.split)
+
+    def finish(self, model: XMCForTextClassification, shows_examples: bool = False) -> None:
         """
         Times single documents and chooses examples, once the model is trained.
 
         Args:
             model ([`XMCForTextClassification`]):
                 The trained model.
+            shows_examples (`bool`, *optional*, defaults to `False`):
+                Whether the card may show texts of the data.
         """
         if not self._texts or (model.tfidf is None and model.encoder is None):
             return
-        self.record.examples = [text[:_LONGEST] for text in self._texts[:_EXAMPLES]]
+        if shows_examples:
+            self.record.examples = [text[:_LONGEST] for text in self._texts[:_EXAMPLES]]
         model.predict(self._texts[:1])  # what happens once is no latency
         seconds: list[float] = []
         for text in self._texts:

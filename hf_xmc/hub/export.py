@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ..files import new_folder
 from ..runtime_code import add_code
 from .published_files import check_saved_model, publishable_files
 
@@ -27,8 +28,10 @@ def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[s
     check_saved_model(folder)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileExistsError(f"`{output}` exists and is not empty. Choose another folder for the copy.")
-    for name in publishable_files(folder):
-        (output / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, output / name)
-    add_code(output)
+    with new_folder(output) as temporary:
+        for name in publishable_files(folder):
+            copy = Path(temporary, name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, copy)
+        add_code(temporary)
     return publishable_files(output)

@@ -15,6 +15,7 @@ from ..evaluation.report import format_by_frequency, format_metrics, plot_by_fre
 from ..files import atomic_write
 from .card_data import CardFacts, CardOptions, card_data, eval_entries, evaluation_name, reported
 from .training_plot import plot_training
+from .training_record import RECORD_FILE, result_files
 
 CARD_FILE = "README.md"
 EVAL_RESULTS_FILE = ".eval_results/hf_xmc.yaml"
@@ -60,6 +61,24 @@ def write_model_card(
     with atomic_write(path) as temporary:
         Path(temporary).write_text(render_model_card(facts, plots), encoding="utf-8")
     return path
+
+
+def forget_model(folder: str | os.PathLike) -> None:
+    """
+    Removes what is on record of the model in a folder: record, results, pictures and the card, if it wrote that.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder into which another model is about to be saved, whose card must not show these.
+    """
+    folder = Path(folder)
+    card = folder / CARD_FILE
+    if card.is_file() and MARK in card.read_text(encoding="utf-8"):
+        card.unlink()
+    for name in (RECORD_FILE, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT):
+        Path(folder, name).unlink(missing_ok=True)
+    for path, _ in result_files(folder):
+        path.unlink()
 
 
 def render_model_card(facts: CardFacts, plots: dict[str, str] | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..files import read_json, write_json
+from ..threads import available_cores
 
 RECORD_FILE = "training_record.json"
 TRAINING_ARGS_FILE = "training_args.json"
@@ -30,6 +32,7 @@ class TrainingRecord:
     Args:
         dataset (`str`, *optional*): Name of the training data, or its id on the Hub.
         documents (`int`, *optional*): Training documents.
+        data (`str`, *optional*): Fingerprint of these documents and their labels.
         seconds (`float`, *optional*): Time of the training, from features to saving.
         stages (`dict[str, float]`, *optional*): Seconds of each stage.
         levels (`list[dict]`, *optional*):
@@ -44,6 +47,7 @@ class TrainingRecord:
 
     dataset: str | None = None
     documents: int | None = None
+    data: str | None = None
     seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     levels: list[dict[str, float]] = field(default_factory=list)
@@ -76,11 +80,19 @@ class TrainingRecord:
         known = {found.name for found in fields(cls)}
         content = read_json(path) if path.is_file() else {}
         record = cls(**{name: value for name, value in content.items() if name in known})
-        for results in sorted(Path(folder).glob(f"*{RESULTS_SUFFIX}")):
-            evaluation = read_json(results)
-            if "metrics" in evaluation:
-                record.add_evaluation({name: evaluation[name] for name in _EVALUATION if name in evaluation})
+        for _, evaluation in result_files(folder):
+            if "options" in evaluation:  # a trial, not the model as it is
+                continue
+            record.add_evaluation({name: evaluation[name] for name in _EVALUATION if name in evaluation})
         return record
+
+
+def result_files(folder: str | os.PathLike) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files of results that `hf-xmc train` and `hf-xmc evaluate` left beside a model, and what they hold."""
+    for path in sorted(Path(folder).glob(f"*{RESULTS_SUFFIX}")):
+        content = read_json(path)
+        if isinstance(content, dict) and "metrics" in content:
+            yield path, content
 
 
 def public_name(name: str | None) -> str | None:
@@ -103,7 +115,7 @@ def is_hub_id(name: str | None) -> bool:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores and accelerators of this machine."""
-    found: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {"processor": _processor(), "cores": available_cores()}
     if torch.cuda.is_available():
         found["accelerators"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return found

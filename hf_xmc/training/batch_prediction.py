@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from ..hub.published_files import member_folders
 from ..hub.training_record import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE
 from ..outputs import XMCOutput
 from ..tagging import TextTagger
+from ..threads import available_cores, count_threads
 from ..version import __version__
 from .clustering import Progress
 from .prediction import predict_batches, reads_text
@@ -80,6 +82,10 @@ class PredictionArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, not {value}.")
+        if self.beam_size is not None and self.beam_size < 0:
+            raise ValueError(f"`beam_size` must not be negative, but is {self.beam_size}; 0 keeps every node.")
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"`threshold` must be a number, not {self.threshold}.")
         taken = next((name for name in self.keep_columns if name in PREDICTED), None)
         if taken is not None:
             raise ValueError(f"`keep_columns` names `{taken}`, but so the predictions are called. Rename that column.")
@@ -148,6 +154,7 @@ def predict_corpus(
             Called with (stage, done, total): documents of this process.
     """
     arguments = arguments or PredictionArguments()
+    count_threads(num_threads)  # raises before anything is written
     state = process_state()
     file, folder = _target(Path(output), format)
     wanted = wanted_columns(model, arguments)
@@ -269,7 +276,7 @@ def wanted_columns(model: TextTagger, arguments: PredictionArguments) -> WantedC
 
 def _threads(num_threads: int | None) -> int | None:
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return num_threads or (None if beside == 1 else max(1, (os.cpu_count() or 1) // beside))
+    return num_threads or (None if beside == 1 else max(1, available_cores() // beside))
 
 
 def _from_main(state: PartialState, make: Callable[[], Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 from ..features import Features
 from ..label_tree import LabelTree
 from ..linear_ranker import sparse_part
+from ..threads import count_threads
 from .cluster_kernels import bisect, nearest_centre
 
 Progress = Callable[[str, int, int], None]
@@ -168,7 +168,7 @@ class _Rows:
         self.arrays = (sparse.indptr, sparse.indices, sparse.data, dense)
         self.count, self.num_sparse, self.num_dense = len(features), features.num_sparse, features.num_dense
         self.work: SimpleQueue = SimpleQueue()
-        for _ in range(num_threads or os.cpu_count() or 1):
+        for _ in range(count_threads(num_threads)):
             self.work.put((np.zeros((self.num_sparse, 2), np.float32), np.zeros((self.num_dense, 2), np.float32)))
 
     def bisect(self, members: np.ndarray, left_count: int, iterations: int, seed: int) -> None:
@@ -196,7 +196,7 @@ def _balanced_tree(
     # Ranges of lowest nodes still to be cut in two; all ranges of one round are independent.
     ranges = [(0, len(sizes))]
     done = 0
-    with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(count_threads(num_threads)) as pool:
         while ranges:
             cuts = [(first, _middle(first, last, strides), last) for first, last in ranges if last - first > 1]
 

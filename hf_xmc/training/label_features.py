@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -12,6 +11,7 @@ from scipy.sparse import csr_matrix, hstack
 from ..features import Features
 from ..label_tree import binarized
 from ..modeling_xmc import XMCForTextClassification
+from ..threads import count_threads
 from .cluster_kernels import aggregate_rows, close_gaps, entry_bounds
 
 # What places a label in the tree; those of the second line need an encoder.
@@ -60,7 +60,7 @@ def describe_labels(
     if kind != "pifa":
         texts = check_label_texts(model, "label_features", kind)
         assert model.tfidf is not None
-        parts.append(Features(model.tfidf.transform(texts, num_workers=num_threads)))
+        parts.append(Features(model.tfidf.transform(texts, num_threads=num_threads)))
     return parts[0] if len(parts) == 1 else side_by_side(*parts)
 
 
@@ -89,7 +89,7 @@ def label_documents(
     assert model.tfidf is not None
     labels = np.array([label for label, text in enumerate(texts) if text.strip()])
     texts = [texts[label] for label in labels]
-    sparse = model.tfidf.transform(texts, num_workers=num_threads)
+    sparse = model.tfidf.transform(texts, num_threads=num_threads)
     own = model.ranker_features(Features(sparse, None if model.encoder is None else model.embed(texts)))
     scale = np.float32(length)
     scaled = Features(own.sparse * scale, None if own.dense is None else own.dense * scale)  # type: ignore[operator]
@@ -156,7 +156,7 @@ def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, 
     sizes = np.empty(num_labels, dtype=np.int64)
     indices, data = np.empty(begin[-1], dtype=np.int32), np.empty(begin[-1], dtype=np.float32)
     work: SimpleQueue = SimpleQueue()
-    threads = num_threads or os.cpu_count() or 1
+    threads = count_threads(num_threads)
     for _ in range(threads):
         work.put(tuple(np.zeros(num_features, dtype=dtype) for dtype in (np.float32, np.int32, np.bool_)))
 

@@ -144,9 +144,9 @@ def training_features(
         tfidf = model.tfidf
         if tfidf is None:
             tfidf = args.make_tfidf()
-            tfidf.fit(CountedTexts(texts, "tf-idf: fit", stages.report), num_workers=args.num_threads)
+            tfidf.fit(CountedTexts(texts, "tf-idf: fit", stages.report), num_threads=args.num_threads)
         counted = CountedTexts(texts, "tf-idf: transform", stages.report)
-        return tfidf, tfidf.transform(counted, num_workers=args.num_threads)
+        return tfidf, tfidf.transform(counted, num_threads=args.num_threads)
 
     model.tfidf, matrix = stages.work.once("tf-idf", make, _save_tfidf, _load_tfidf)
     return Features(matrix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from ..linear_ranker import (
     number_blocks,
     sparse_part,
 )
+from ..threads import count_threads
 from .clustering import Progress
 from .shortlist import NEGATIVES, Shortlist, level_shortlist
 from .solver import train_blocks
@@ -163,7 +163,7 @@ def train_ranker(
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
     if targets.count_nonzero() == 0:
         raise ValueError("No training document has a label: there is nothing to learn.")
-    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1, work)
+    problem = _Problem(features, arguments, count_threads(num_threads), work)
     level_targets = tree.targets(targets)
     child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
@@ -254,7 +254,7 @@ def train_classifiers(
     block_begin = np.concatenate([[0], np.cumsum(counts)])
     blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
     weights = _GrowingWeights(arguments.weight_dtype)
-    problem = _Problem(features, arguments, num_threads or os.cpu_count() or 1, work)
+    problem = _Problem(features, arguments, count_threads(num_threads), work)
     problem.train_level(targets, shortlist, blocks, weights, stage, progress)
     return blocks, weights.snapshot().dense
 

@@ -24,11 +24,14 @@ from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import XMCConfig
 from ..data import prepare_dataset
+from ..data.columns import documents_digest
 from ..files import read_json, remove_leftovers, write_json
+from ..hub.model_card import forget_model
 from ..hub.publishing import PublishingMixin
 from ..hub.training_record import TRAINING_ARGS_FILE, TrainingRecord
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import padding_id
+from ..threads import available_cores
 from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
 from .clustering import Progress
 from .embedding import TokenCollator
@@ -155,7 +158,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         self.work = Work(processes, os.path.join(str(args.output_dir), WORK_FOLDER), args.save_strategy != "no")
         if processes.count > 1:
             if args.num_threads is None:
-                args.num_threads = max(1, (os.cpu_count() or 1) // processes.per_node)
+                args.num_threads = max(1, available_cores() // processes.per_node)
             if args.ddp_find_unused_parameters is None:
                 # Heads of levels that are not at work have no gradients.
                 args.ddp_find_unused_parameters = True
@@ -194,8 +197,9 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         if finished is not None:
             logger.warning("The training in `%s` has ended already: its model is taken.", self.args.output_dir)
             self._use_model(finished)
-            self.card.record = TrainingRecord.load(str(self.args.output_dir))
-            return TrainOutput(self.state.global_step, float("nan"), {})
+            self.card.record = record = TrainingRecord.load(str(self.args.output_dir))
+            metrics = {} if record.seconds is None else {"train_runtime": record.seconds}
+            return TrainOutput(self.state.global_step, float("nan"), metrics)
         checkpoint = self._find_checkpoint(resume)
         dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.work.is_begun))
         start = time.time()
@@ -211,7 +215,9 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         if self.work.is_shared:
             metrics["train_processes"] = self.work.processes.count
         self.log(dict(metrics))
-        self.card.finish(self.model)
+        if self.work.processes.is_main:
+            self.card.record.data = documents_digest(dataset)
+        self.card.finish(self.model, self.args.card_examples)
         self._update_card()
         self.work.finish()
         if self.args.eval_strategy != "no":
@@ -219,7 +225,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         return TrainOutput(self.state.global_step, output.training_loss, metrics)
 
     def _finished_model(self) -> XMCForTextClassification | None:
-        """The model in `output_dir`, where a training of these options on so many documents has ended there."""
+        """The model in `output_dir`, where a training of these options on these documents has ended there."""
         folder = str(self.args.output_dir)
         options = os.path.join(folder, TRAINING_ARGS_FILE)
         if self.work.is_begun or self.train_dataset is None or not os.path.isfile(os.path.join(folder, CONFIG_NAME)):
@@ -228,13 +234,13 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         mine = json.loads(json.dumps({**self.args.xmc_options(), "num_threads": None}))
         if not os.path.isfile(options) or {**read_json(options), "num_threads": None} != mine:
             return None
-        model = XMCForTextClassification.from_pretrained(folder)
-        return model if model.labels.num_documents == len(self.train_dataset) else None
+        known, mine = TrainingRecord.load(folder).data, documents_digest(self.train_dataset)
+        return XMCForTextClassification.from_pretrained(folder) if known in (None, mine) else None
 
     def _train_linear(self, dataset: Dataset, stages: Stages) -> None:
         train_linear(self.model, dataset, self.args, stages, self.label_texts)
         with stages.stage("save"):
-            self.save_model(_internal_call=True)
+            self._save_new_model()
 
     def _train_in_stages(self, work: Callable[[], None]) -> TrainOutput:
         """Training without steps, with the events that callbacks wait for."""
@@ -300,7 +306,12 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         self.model.eval()
         self._run.finish(eval_dataset)
         with self._run.stages.stage("save"):
-            self.save_model(_internal_call=True)
+            self._save_new_model()
+
+    def _save_new_model(self) -> None:
+        if self.work.processes.is_main:
+            forget_model(str(self.args.output_dir))
+        self.save_model(_internal_call=True)
 
     def _find_checkpoint(self, wanted: str | bool | None) -> str | None:
         if not wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import TrainingArguments
 
 from ..modeling_xmc import PREDICT_WITH
 from ..tfidf import TfidfFeaturizer
+from ..threads import count_threads
 from .clustering import TreeArguments
 from .encoder_args import EncoderArguments
 from .label_features import ENCODER_LABEL_FEATURES, LABEL_FEATURES
@@ -26,6 +28,14 @@ _PARTS: dict[str, type] = {
     "ranker": RankerArguments,
     "encoder": EncoderArguments,
     "level": LevelArguments,
+}
+# Options of the base class that a schedule of levels has no use for, and what there is in their place.
+_REPLACED = {
+    "num_train_epochs": "level_epochs",
+    "max_steps": "level_steps",
+    "learning_rate": "level_learning_rate",
+    "warmup_steps": "level_warmup",
+    "lr_scheduler_type": "level_rate_floor",
 }
 # One seed, `seed`, serves all parts.
 _SEEDS = {"tree": "tree_seed", "ranker": "ranker_seed"}
@@ -55,6 +65,9 @@ class XMCTrainingArguments(TrainingArguments):
     """
     Options of [`XMCTrainer`]: those of [`~transformers.TrainingArguments`] and the ones below.
 
+    In place of `num_train_epochs`, `max_steps`, `learning_rate`, `warmup_steps` and `lr_scheduler_type`, which are
+    errors here, there are `level_epochs`, `level_steps`, `level_learning_rate`, `level_warmup` and `level_rate_floor`.
+
     Options that begin with `tfidf_`, `tree_`, `ranker_`, `encoder_` and `level_` are the arguments of
     [`TfidfFeaturizer`], `TreeArguments`, `RankerArguments`, `EncoderArguments` and `LevelArguments`, where they are
     explained and have their defaults. One that is left out (`None`) gets the
@@ -75,7 +88,7 @@ class XMCTrainingArguments(TrainingArguments):
             own text) or `"both"`; with an encoder also `"embedding"` (vectors of the documents that carry it, of the
             encoder as it comes) or `"text-embedding"` (such a vector of its own text).
         label_max_features (`int`, *optional*, defaults to `1024`):
-            Largest entries kept of each label's PIFA vector; `None` keeps all.
+            Largest entries kept of each label's PIFA vector; `None` or 0 keeps all.
         label_text_length (`float`, *optional*, defaults to 0.0):
             Length of the labels' own texts as further training documents of the ranker, each with its one label,
             beside documents of length 1; 0 leaves them out. About 0.5 is good where texts of labels are names that
@@ -92,6 +105,9 @@ class XMCTrainingArguments(TrainingArguments):
             Length of the encoder's vector beside TF-IDF, whose length is 1, in the ranker.
         embedding_cache (`str`, *optional*):
             Folder that keeps the vectors of documents, by content, for later runs.
+        card_examples (`bool`, *optional*, defaults to `False`):
+            Whether the card of the model shows three texts of the data, to try it on. A card is published with its
+            model: the texts must not be private.
         num_threads (`int`, *optional*):
             Threads for features, tree and ranker; all cores by default. Results do not depend on it.
         eval_ks (`list[int]`, *optional*):
@@ -125,7 +141,7 @@ class XMCTrainingArguments(TrainingArguments):
         default="pifa", metadata={"help": "What places a label in the tree.", "choices": LABEL_FEATURES}
     )
     label_max_features: int | None = field(
-        default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector."}
+        default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector; 0 keeps all."}
     )
     label_text_length: float = field(
         default=0.0, metadata={"help": "Length of the labels' texts as documents of the ranker; 0 leaves them out."}
@@ -144,6 +160,9 @@ class XMCTrainingArguments(TrainingArguments):
     )
     embedding_cache: str | None = field(
         default=None, metadata={"help": "Folder that keeps vectors of documents for later runs."}
+    )
+    card_examples: bool = field(
+        default=False, metadata={"help": "Show three texts of the data in the card, which is published."}
     )
     num_threads: int | None = field(default=None, metadata={"help": "Threads to use; all cores by default."})
     eval_ks: list[int] | None = field(default=None, metadata={"help": "Lengths of the ranking to measure at."})
@@ -215,6 +234,7 @@ class XMCTrainingArguments(TrainingArguments):
     level_swa_steps: int | None = _taken_over(LevelArguments, "swa_steps")
 
     def __post_init__(self) -> None:
+        self._check_replaced()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model: str | None = "nDCG@5"
             self.greater_is_better: bool | None = True
@@ -251,8 +271,8 @@ class XMCTrainingArguments(TrainingArguments):
                 f"`{own_tree}` gives the ranker a tree of its own, but with `ranker_matcher='heads'` it ranks the "
                 "labels of nodes that the heads find in theirs. Leave one of them out."
             )
-        if not self.label_text_length >= 0:
-            raise ValueError(f"`label_text_length` must not be negative, but is {self.label_text_length}.")
+        if not 0 <= self.label_text_length < math.inf:
+            raise ValueError(f"`label_text_length` must be 0 or a positive number, not {self.label_text_length}.")
         if self.label_text_length and self.predict_with == "heads":
             raise ValueError("`label_text_length` is for the ranker, and `predict_with='heads'` trains none.")
         if self.label_text_length and self.ranker_matcher == "heads":
@@ -262,15 +282,29 @@ class XMCTrainingArguments(TrainingArguments):
             )
         if self.heads_share is not None and not 0 <= self.heads_share <= 1:
             raise ValueError(f"`heads_share` must be between 0 and 1, not {self.heads_share}.")
-        if not self.embedding_scale > 0:
-            raise ValueError(f"`embedding_scale` must be greater than 0, not {self.embedding_scale}.")
-        if not self.vector_power > 0:
-            raise ValueError(f"`vector_power` must be greater than 0, not {self.vector_power}.")
+        for option in ("embedding_scale", "vector_power"):
+            if not 0 < getattr(self, option) < math.inf:
+                raise ValueError(f"`{option}` must be a number greater than 0, not {getattr(self, option)}.")
+        if self.label_max_features is not None and self.label_max_features < 0:
+            raise ValueError(f"`label_max_features` must not be negative, but is {self.label_max_features}.")
+        if any(k < 1 for k in self.eval_ks or ()):
+            raise ValueError(f"`eval_ks={self.eval_ks}`: a ranking has at least one label.")
+        count_threads(self.num_threads)
         # A wrong value is an error here and not after minutes of work.
         self.make_tfidf(), self.make_tree_arguments(), self.make_ranker_arguments(), self.make_encoder_arguments()
         levels = self.make_level_arguments()
         for found in dataclasses.fields(levels):
             setattr(self, f"level_{found.name}", getattr(levels, found.name))
+
+    def _check_replaced(self) -> None:
+        defaults = {found.name: found.default for found in dataclasses.fields(TrainingArguments)}
+        for name, instead in _REPLACED.items():
+            value = getattr(self, name)
+            if value != defaults[name]:
+                raise ValueError(
+                    f"`{name}={value!r}` would have no effect: levels are trained one after the other, each with a "
+                    f"schedule of its own. Set `{instead}`, one value or one per level."
+                )
 
     @property
     def trains_encoder(self) -> bool:
@@ -311,5 +345,6 @@ class XMCTrainingArguments(TrainingArguments):
             values[seed] = self.seed
         try:
             return part(**values)
-        except ValueError as error:
-            raise ValueError(f"Options `{prefix}_*`: {error}") from error
+        except (TypeError, ValueError) as error:
+            kind = "a value of the wrong type: " if isinstance(error, TypeError) else ""
+            raise type(error)(f"Options `{prefix}_*`: {kind}{error}") from error
