@@ -168,7 +168,7 @@ class TfidfFeaturizer:
             Number of documents that a term must be in to be kept.
         max_features (`int`, *optional*, defaults to 300000):
             Number of terms to keep, the most frequent ones; of equally frequent ones the first in sorted order.
-            `None` keeps all.
+            `None` or 0 keeps all.
         sublinear_tf (`bool`, *optional*, defaults to `True`):
             Whether a term that occurs `n` times in a document counts `1 + log(n)` instead of `n`.
         lowercase (`bool`, *optional*, defaults to `True`):
@@ -208,8 +208,8 @@ class TfidfFeaturizer:
             raise ValueError(f"`ngram_range` is {ngram_range!r}; it must be two numbers (n, m) with 1 <= n <= m.")
         if not isinstance(min_df, int) or min_df < 1:
             raise ValueError(f"`min_df` is {min_df!r}; it must be a number of documents, at least 1.")
-        if max_features is not None and max_features < 1:
-            raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or None to keep all terms.")
+        if max_features is not None and max_features < 0:
+            raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or 0 to keep all terms.")
         if not isinstance(lead_words, int) or lead_words < 0:
             raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0 for none.")
         if not 0 < lead_weight < np.inf:
@@ -217,7 +217,7 @@ class TfidfFeaturizer:
         self.analyzer = analyzer
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df
-        self.max_features = max_features
+        self.max_features = max_features or None
         self.sublinear_tf = sublinear_tf
         self.lowercase = lowercase
         self.lead_words = lead_words

@@ -316,9 +316,17 @@ def test_push_a_dataset(hub, client, tmp_path):
 from datasets import load_dataset
 from hf_xmc import load_label_texts
 data = load_dataset("me/topics")
-result = [data["train"][:], data["test"][:], sorted(data)]
+errors = []
+for name in ("me/none", "no/such/folder"):
+    try:
+        load_label_texts(name)
+    except FileNotFoundError as error:
+        errors.append(str(error))
+result = [data["train"][:], data["test"][:], sorted(data), load_label_texts("me/topics")["label 07"], errors]
 """
-    train, test, names = client.run(read)
+    train, test, names, text, errors = client.run(read)
+    assert text == "seven"
+    assert "`labels.parquet` on the Hub" in errors[0] and "no folder `no/such/folder`" in errors[1]
     assert (
         names == ["test", "train"]
         and train == make_documents(40, seed=40)[:]

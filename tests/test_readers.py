@@ -140,8 +140,11 @@ def test_hub_datasets(load, monkeypatch):
 def test_label_texts(tmp_path):
     Dataset.from_dict({"label": ["p1", "p2"], "text": ["one", None]}).to_parquet(tmp_path / "labels.parquet")
     assert load_label_texts(tmp_path) == {"p1": "one", "p2": ""}
-    with pytest.raises(FileNotFoundError, match=r"labels\.parquet"):
+    with pytest.raises(FileNotFoundError, match="no folder `.*elsewhere`"):
         load_label_texts(tmp_path / "elsewhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"labels\.parquet"):
+        load_label_texts(tmp_path / "empty")
 
 
 # Extreme Classification Repository

@@ -225,6 +225,11 @@ def test_no_documents_gives_an_empty_matrix():
     assert featurizer.transform([""]).nnz == 0
 
 
+def test_zero_keeps_all_terms():
+    every = TfidfFeaturizer(min_df=1, max_features=None).fit(TEXTS)
+    assert TfidfFeaturizer(min_df=1, max_features=0).fit(TEXTS).vocabulary == every.vocabulary
+
+
 def test_errors_name_the_input_and_the_way_out():
     with pytest.raises(ValueError, match="no texts.*at least one document"):
         TfidfFeaturizer().fit([])
@@ -259,7 +264,7 @@ def test_errors_name_the_input_and_the_way_out():
         {"ngram_range": (1,)},
         {"min_df": 0},
         {"min_df": 0.5},
-        {"max_features": 0},
+        {"max_features": -1},
         {"lead_words": -1},
         {"lead_words": 2.5},
         {"lead_weight": 0},

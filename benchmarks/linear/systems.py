@@ -49,6 +49,8 @@ SYSTEMS: dict[str, System] = {
             "xr-linear ranker_train_beam_size=20 ranker_threshold=4e-4 ranker_beam_size=8",
             needs_setup=True,
         ),
+        # With some thousand labels as good as the default of 40.
+        System("hf-xmc-beam-20", "hf-xmc", "worker_hf_xmc", "xr-linear ranker_beam_size=20", needs_setup=True),
         # The settings of recipes/nvd-products and recipes/gutenberg-lcsh.
         System("hf-xmc-beam-160", "hf-xmc", "worker_hf_xmc", "xr-linear ranker_beam_size=160", needs_setup=True),
         System("hf-xmc-beam-80", "hf-xmc", "worker_hf_xmc", "xr-linear ranker_beam_size=80", needs_setup=True),

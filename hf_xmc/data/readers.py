@@ -12,6 +12,8 @@ import datasets
 import pyarrow as pa
 from datasets import Dataset, DatasetDict
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from .columns import prepare_dataset
 from .pecos import names_are_labels, pecos_label_names, pecos_splits, read_pecos
@@ -109,21 +111,19 @@ def load_xmc_dataset(
 
 def load_label_texts(path: str | Path) -> dict[str, str]:
     """
-    Texts of the labels of a folder, by label.
+    Texts of the labels of a folder or of a dataset on the Hub, by label.
 
     Read from `labels.parquet`, `labels.jsonl`, `labels.json`, `labels.csv` or `labels.tsv` with the columns `label`
-    and `text`, or from `output-items.txt` of a PECOS folder.
+    and `text`, or from `output-items.txt` of a PECOS folder; of a dataset on the Hub from `labels.parquet`, as
+    `hf-xmc push-dataset` writes it.
     """
     folder = Path(path).expanduser()
+    if not folder.exists():
+        return _read_label_texts(_label_texts_on_hub(str(path)))
     for extension in _LOADERS:
         file = folder / f"labels{extension}"
         if file.is_file():
-            table = _load_table([file], "train", None, {})
-            if not {"label", "text"} <= set(table.column_names):
-                raise ValueError(
-                    f"`{file}` has the columns {', '.join(table.column_names)}: `label` and `text` are needed."
-                )
-            return {str(label): text or "" for label, text in zip(table["label"], table["text"], strict=True)}
+            return _read_label_texts(file)
     names = pecos_label_names(folder)
     if names is None:
         raise FileNotFoundError(
@@ -132,6 +132,30 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
     return (
         dict(zip(names, names, strict=True)) if names_are_labels(names) else {str(i): n for i, n in enumerate(names)}
     )
+
+
+def _read_label_texts(file: Path) -> dict[str, str]:
+    table = _load_table([file], "train", None, {})
+    if not {"label", "text"} <= set(table.column_names):
+        raise ValueError(f"`{file}` has the columns {', '.join(table.column_names)}: `label` and `text` are needed.")
+    return {str(label): text or "" for label, text in zip(table["label"], table["text"], strict=True)}
+
+
+def _label_texts_on_hub(name: str) -> Path:
+    if not is_hub_name(name):
+        raise FileNotFoundError(f"There is no folder `{name}`.")
+    try:
+        return Path(hf_hub_download(name, "labels.parquet", repo_type="dataset"))
+    except (EntryNotFoundError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(
+            f"There is no folder `{name}`, nor a dataset of that name with a `labels.parquet` on the Hub."
+        ) from error
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name may be one on the Hub: one with the ending of a data file is a file that is not there."""
+    is_file = extension_of(Path(name)) in (*_LOADERS, *_XMC_EXTENSIONS)
+    return not is_file and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
 
 
 def extension_of(path: Path) -> str:
@@ -236,27 +260,26 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
     if loader == "csv":
         # "NA" and "null" are texts like any other.
         options = {"keep_default_na": False, **({"sep": "\t"} if extension == ".tsv" else {}), **options}
+    names = ", ".join(f"`{path}`" for path in files)
     try:
         return datasets.load_dataset(
             loader, data_files={split: [str(path) for path in files]}, split=split, cache_dir=cache_dir, **options
         )
-    except ValueError as error:
-        if "corresponds to no data" not in str(error):
-            raise
-        raise ValueError(f"{', '.join(f'`{path}`' for path in files)} holds no documents.") from error
     except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
-        names = ", ".join(f"`{path}`" for path in files)
         raise ValueError(
             f"{names} cannot be read as {loader} ({plain_error(error)}). The file is damaged, or of another format "
             "than its name says."
         ) from error
+    except ValueError as error:
+        if "corresponds to no data" not in str(error):
+            raise
+        raise ValueError(f"{names} holds no documents.") from error
 
 
 def _load_from_hub(
     path: str, split: str | None, prepare: dict[str, Any], cache_dir: str | None, load_options: dict[str, Any]
 ) -> DatasetDict | Dataset:
-    # A name with the ending of a data file is a file that is not there, not a dataset to ask the Hub for.
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or extension_of(Path(path)) in (*_LOADERS, *_XMC_EXTENSIONS):
+    if not is_hub_name(path):
         raise FileNotFoundError(f"There is no file or folder `{path}`.")
     try:
         loaded = datasets.load_dataset(path, cache_dir=cache_dir, **load_options)

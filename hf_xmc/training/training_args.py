@@ -170,7 +170,7 @@ class XMCTrainingArguments(TrainingArguments):
     tfidf_analyzer: str | None = _tfidf("n-grams of words or of characters.", choices=("word", "char_wb"))
     tfidf_ngram_range: list[int] | None = _tfidf("Smallest and largest n of the n-grams.")
     tfidf_min_df: int | None = _tfidf("Documents that a term must be in.")
-    tfidf_max_features: int | None = _tfidf("Terms to keep, the most frequent ones.")
+    tfidf_max_features: int | None = _tfidf("Terms to keep, the most frequent ones; 0 keeps all.")
     tfidf_sublinear_tf: bool | None = _tfidf("Count 1 + log(n) for a term that occurs n times.")
     tfidf_lowercase: bool | None = _tfidf("Ignore case.")
     tfidf_lead_words: int | None = _tfidf("First words of a document whose terms have features of their own; 0: none.")
