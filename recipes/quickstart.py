@@ -25,7 +25,7 @@ TEXTS = [
     "Mental health of young people during the transition from school to work",
 ]
 METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@5", "R@10")
-# What the recipe recipes/sample/xr-transformer.yaml says.
+# What the recipe recipes/sample/xr-transformer.yaml says, but in float32: not every processor takes bfloat16.
 TRANSFORMER = {
     "method": "xr-transformer",
     "encoder_max_length": 48,

@@ -234,8 +234,12 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         mine = json.loads(json.dumps({**self.args.xmc_options(), "num_threads": None}))
         if not os.path.isfile(options) or {**read_json(options), "num_threads": None} != mine:
             return None
-        known, mine = TrainingRecord.load(folder).data, documents_digest(self.train_dataset)
-        return XMCForTextClassification.from_pretrained(folder) if known in (None, mine) else None
+        # Of a training that was killed while it wrote its record only the number of documents is known.
+        known = TrainingRecord.load(folder).data
+        if known is not None and known != documents_digest(self.train_dataset):
+            return None
+        model = XMCForTextClassification.from_pretrained(folder)
+        return model if model.labels.num_documents == len(self.train_dataset) else None
 
     def _train_linear(self, dataset: Dataset, stages: Stages) -> None:
         train_linear(self.model, dataset, self.args, stages, self.label_texts)
@@ -281,6 +285,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             return self._train_in_stages(self._finish_run)
         finally:
             self._run = None
+            self.args.max_steps = -1  # it was that of this run, and nobody may set it
             # From here on it predicts as it will when it is loaded: not in mixed precision.
             self.model.autocast_dtype = None
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
