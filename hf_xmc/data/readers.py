@@ -142,7 +142,7 @@ def _read_label_texts(file: Path) -> dict[str, str]:
 
 
 def _label_texts_on_hub(name: str) -> Path:
-    if not is_hub_name(name):
+    if not _is_hub_name(name):
         raise FileNotFoundError(f"There is no folder `{name}`.")
     try:
         return Path(hf_hub_download(name, "labels.parquet", repo_type="dataset"))
@@ -152,7 +152,7 @@ def _label_texts_on_hub(name: str) -> Path:
         ) from error
 
 
-def is_hub_name(name: str) -> bool:
+def _is_hub_name(name: str) -> bool:
     """Whether a name may be one on the Hub: one with the ending of a data file is a file that is not there."""
     is_file = extension_of(Path(name)) in (*_LOADERS, *_XMC_EXTENSIONS)
     return not is_file and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
@@ -279,7 +279,7 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
 def _load_from_hub(
     path: str, split: str | None, prepare: dict[str, Any], cache_dir: str | None, load_options: dict[str, Any]
 ) -> DatasetDict | Dataset:
-    if not is_hub_name(path):
+    if not _is_hub_name(path):
         raise FileNotFoundError(f"There is no file or folder `{path}`.")
     try:
         loaded = datasets.load_dataset(path, cache_dir=cache_dir, **load_options)
