@@ -346,6 +346,15 @@ def test_a_finished_model_is_not_replaced(documents, tmp_path):
     assert XMCForTextClassification.from_pretrained(tmp_path).config.method == "dismec"
 
 
+@pytest.mark.parametrize("name, content", [("README.md", b"caf\xe9"), ("my_results.json", b"{")])
+def test_a_file_that_cannot_be_read_does_not_cost_the_new_model(documents, tmp_path, caplog, name, content):
+    (tmp_path / name).write_bytes(content)
+    XMCTrainer(args=arguments(tmp_path), train_dataset=documents).train()
+    assert XMCForTextClassification.from_pretrained(tmp_path).predict(["topic07"])[0][0][0] == "label 07"
+    assert (tmp_path / name).read_bytes() == content
+    assert "Not all that the model before left is gone" in caplog.text
+
+
 def test_bad_input(documents, tmp_path, model_folder):
     args = arguments(tmp_path)
     with pytest.raises(ValueError, match="trains no encoder.*xr-transformer"):

@@ -71,14 +71,13 @@ def forget_model(folder: str | os.PathLike) -> None:
         folder (`str` or `os.PathLike`):
             Folder into which another model is about to be saved, whose card must not show these.
     """
-    folder = Path(folder)
-    card = folder / CARD_FILE
-    if card.is_file() and MARK in card.read_text(encoding="utf-8"):
-        card.unlink()
     for name in (RECORD_FILE, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT):
         Path(folder, name).unlink(missing_ok=True)
     for path, _ in result_files(folder):
         path.unlink()
+    card = Path(folder, CARD_FILE)
+    if card.is_file() and MARK in card.read_text(encoding="utf-8"):
+        card.unlink()
 
 
 def render_model_card(facts: CardFacts, plots: dict[str, str] | None = None) -> str:

@@ -315,7 +315,10 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
     def _save_new_model(self) -> None:
         if self.work.processes.is_main:
-            forget_model(str(self.args.output_dir))
+            try:
+                forget_model(str(self.args.output_dir))
+            except (OSError, ValueError) as error:  # the new model must not be lost for a file that cannot be read
+                logger.warning("Not all that the model before left is gone: %s", error)
         self.save_model(_internal_call=True)
 
     def _find_checkpoint(self, wanted: str | bool | None) -> str | None:
