@@ -1,44 +1,48 @@
 """
 Extreme multi-label text classification in the Hugging Face ecosystem.
 
-Importing the package registers its classes with `AutoConfig`, `AutoModel` and `AutoModelForSequenceClassification`,
-and the pipeline task `extreme-text-classification`. What trains a model is imported when it is first used.
+Importing the package registers its configurations with `AutoConfig`. The models are registered with `AutoModel` and
+`AutoModelForSequenceClassification`, and the pipeline of the task `extreme-text-classification`, when the first
+configuration is made: `AutoModel.from_pretrained` and `pipeline` begin with that. What trains a model is imported when
+it is first used.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
-from transformers import pipeline as make_pipeline
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers import AutoConfig
 
-from .configuration_xmc import TASK, RegisteredTask, SelfContainedConfig, XMCConfig
-from .ensemble_xmc import XMCEnsemble, XMCEnsembleConfig
-from .modeling_xmc import XMCForTextClassification
-from .pipeline_xmc import ExtremeTextClassificationPipeline
-from .self_contained import SelfContainedModel
+from .configuration_xmc import TASK, RegisteredTask, SelfContainedConfig, XMCConfig, XMCEnsembleConfig
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
+    from .ensemble_xmc import XMCEnsemble
     from .evaluation import XMCMetrics
     from .features import Features
     from .label_tree import LabelTree
     from .labels import Labels
     from .linear_ranker import LinearRanker
+    from .modeling_xmc import XMCForTextClassification
+    from .pipeline_xmc import ExtremeTextClassificationPipeline
+    from .self_contained import SelfContainedModel
     from .tfidf import TfidfFeaturizer
     from .training.trainer import XMCTrainer
     from .training.training_args import XMCTrainingArguments
 
 _LAZY = {
+    "ExtremeTextClassificationPipeline": "pipeline_xmc",
     "Features": "features",
     "LabelTree": "label_tree",
     "Labels": "labels",
     "LinearRanker": "linear_ranker",
     "TfidfFeaturizer": "tfidf",
+    "XMCEnsemble": "ensemble_xmc",
+    "XMCForTextClassification": "modeling_xmc",
     "XMCMetrics": "evaluation",
     "XMCTrainer": "training.trainer",
     "XMCTrainingArguments": "training.training_args",
@@ -82,11 +86,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _publish(model: SelfContainedModel, repo_id: str, **options: Any) -> Any:
-    """Uploads a model; what that needs is imported only then."""
-    return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
-
-
 def pipeline(
     model: str | os.PathLike | XMCForTextClassification | XMCEnsemble, **kwargs: Any
 ) -> ExtremeTextClassificationPipeline:
@@ -99,18 +98,38 @@ def pipeline(
         kwargs:
             Passed to `transformers.pipeline`: `revision`, `token`, `device`, `top_k`, `batch_size` and the like.
     """
-    return make_pipeline(TASK, model=model, **kwargs)
+    _register_models()
+    return import_module("transformers").pipeline(TASK, model=model, **kwargs)
 
 
-def _register() -> None:
-    for config_class, model_class in ((XMCConfig, XMCForTextClassification), (XMCEnsembleConfig, XMCEnsemble)):
+def _publish(model: SelfContainedModel, repo_id: str, **options: Any) -> Any:
+    """Uploads a model; what that needs is imported only then."""
+    return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
+
+
+def _register_configurations() -> None:
+    for config_class in (XMCConfig, XMCEnsembleConfig):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    SelfContainedConfig.custom_pipelines = RegisteredTask({TASK: {}})
+    SelfContainedConfig._register_models = _register_models
+
+
+@cache
+def _register_models() -> None:
+    from transformers import AutoModel, AutoModelForSequenceClassification
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    from .ensemble_xmc import XMCEnsemble
+    from .modeling_xmc import XMCForTextClassification
+    from .pipeline_xmc import ExtremeTextClassificationPipeline
+    from .self_contained import SelfContainedModel
+
+    for config_class, model_class in ((XMCConfig, XMCForTextClassification), (XMCEnsembleConfig, XMCEnsemble)):
         for auto_class in (AutoModel, AutoModelForSequenceClassification):
             auto_class.register(config_class, model_class, exist_ok=True)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
     SelfContainedModel._publish = _publish
-    SelfContainedConfig.custom_pipelines = RegisteredTask({TASK: {}})
 
 
-_register()
+_register_configurations()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
@@ -13,8 +14,15 @@ TASK = "extreme-text-classification"
 class SelfContainedConfig(PreTrainedConfig):
     """Base class of configurations: what code may be beside `config.json` (`runtime_code.py`)."""
 
+    # Makes the models and the pipeline known to transformers; set by the package, as there is no model without a
+    # configuration and much to import for one. Code that travels with a model is found by its entries instead.
+    _register_models: ClassVar[Callable[[], None] | None] = None
+
     def __post_init__(self, **kwargs: Any) -> None:
         """Completes the configuration; the code of a pipeline beside `config.json` counts only without the package."""
+        register_models = type(self)._register_models
+        if register_models is not None:
+            register_models()
         if hasattr(type(self), "custom_pipelines"):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
@@ -117,6 +125,39 @@ class XMCConfig(SelfContainedConfig):
     vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None
+
+
+class XMCEnsembleConfig(SelfContainedConfig):
+    """
+    What an ensemble is made of and how it predicts by default.
+
+    Args:
+        members (`list[str]`, *optional*):
+            Subfolders of the models.
+        weights (`list[float]`, *optional*):
+            Weight of each model; they add up to 1.
+        combine (`str`, *optional*, defaults to `"scores"`):
+            What is averaged of a label: its `"scores"`, or with `"ranks"` one over its place among a model's labels,
+            which suits models whose scores do not compare. A label that a model does not put forward counts 0.
+        candidates (`int`, *optional*, defaults to 100):
+            Labels that each model puts forward for a document, or more where more are asked for.
+        top_k (`int`, *optional*, defaults to 10):
+            Labels predicted for a document unless asked otherwise.
+        beam_size (`int`, *optional*):
+            Nodes kept per level in a search unless asked otherwise; those of each model by default.
+        predict_with (`str`, *optional*):
+            `"ranker"`, `"heads"` or `"both"` for all models; what each says itself by default.
+    """
+
+    model_type = "hf-xmc-ensemble"
+
+    members: list[str] | None = None
+    weights: list[float] | None = None
+    combine: str = "scores"
+    candidates: int = 100
+    top_k: int = 10
+    beam_size: int | None = None
+    predict_with: str | None = None
 
 
 class RegisteredTask(dict):

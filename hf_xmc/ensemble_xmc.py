@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .configuration_xmc import SelfContainedConfig
+from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
 from .files import check_model_type
 from .labels import Labels
@@ -24,39 +24,6 @@ from .shards import MAX_SHARD_SIZE
 from .tagging import TextTagger
 
 COMBINATIONS = ("scores", "ranks")
-
-
-class XMCEnsembleConfig(SelfContainedConfig):
-    """
-    What an ensemble is made of and how it predicts by default.
-
-    Args:
-        members (`list[str]`, *optional*):
-            Subfolders of the models.
-        weights (`list[float]`, *optional*):
-            Weight of each model; they add up to 1.
-        combine (`str`, *optional*, defaults to `"scores"`):
-            What is averaged of a label: its `"scores"`, or with `"ranks"` one over its place among a model's labels,
-            which suits models whose scores do not compare. A label that a model does not put forward counts 0.
-        candidates (`int`, *optional*, defaults to 100):
-            Labels that each model puts forward for a document, or more where more are asked for.
-        top_k (`int`, *optional*, defaults to 10):
-            Labels predicted for a document unless asked otherwise.
-        beam_size (`int`, *optional*):
-            Nodes kept per level in a search unless asked otherwise; those of each model by default.
-        predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"` for all models; what each says itself by default.
-    """
-
-    model_type = "hf-xmc-ensemble"
-
-    members: list[str] | None = None
-    weights: list[float] | None = None
-    combine: str = "scores"
-    candidates: int = 100
-    top_k: int = 10
-    beam_size: int | None = None
-    predict_with: str | None = None
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ class Features:
         """Columns of the dense part."""
         return 0 if self.dense is None else int(self.dense.shape[1])
 
+    def raised(self, power: float) -> Features:
+        """The values of the sparse part raised to a power, with their signs; the dense part stays as it is."""
+        if power == 1 or self.sparse is None:
+            return self
+        data = np.sign(self.sparse.data) * np.abs(self.sparse.data) ** np.float32(power)
+        raised = csr_matrix((data, self.sparse.indices, self.sparse.indptr), shape=self.sparse.shape)
+        return Features(raised, self.dense)
+
     def normalized(self) -> Features:
         """Each part scaled to unit length, row by row; zero rows stay zero. Unit rows are returned as they are."""
         sparse = None if self.sparse is None else normalize_rows(self.sparse)

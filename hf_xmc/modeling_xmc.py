@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoTokenizer
@@ -279,18 +278,13 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
 
     def prepare_vectors(self, vectors: Features) -> Features:
         """
-        Given vectors as the ranker takes them: damped as the configuration says and scaled to unit length.
+        Given vectors as the ranker takes them: raised to a power as the configuration says, and of unit length.
 
         Args:
             vectors ([`Features`]):
                 Vectors as they come with the data.
         """
-        power = self.config.vector_power
-        if power != 1 and vectors.sparse is not None:
-            sparse = vectors.sparse
-            data = np.sign(sparse.data) * np.abs(sparse.data) ** np.float32(power)
-            vectors = Features(csr_matrix((data, sparse.indices, sparse.indptr), shape=sparse.shape), vectors.dense)
-        return vectors.normalized()
+        return vectors.raised(self.config.vector_power).normalized()
 
     def forward(
         self,

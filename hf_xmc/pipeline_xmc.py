@@ -13,9 +13,10 @@ from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
 # Configurations and ensembles are asked of this module, too, where a model's own code is used.
 from .configuration_xmc import XMCConfig as XMCConfig
+from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
-from .ensemble_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .modeling_xmc import XMCForTextClassification, XMCOutput
+from .tagging import TextTagger
 
 
 class ExtremeTextClassificationPipeline(Pipeline):
@@ -65,6 +66,12 @@ class ExtremeTextClassificationPipeline(Pipeline):
     _load_feature_extractor = False  # type: ignore[assignment]
 
     def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
+        if not isinstance(model, TextTagger):
+            path = getattr(getattr(model, "config", None), "name_or_path", "the given one")
+            raise ValueError(
+                f"The model (`{path}`) is a {type(model).__name__}, which has no labels to tag with. Pass one that "
+                "this library has trained; an encoder is what its training begins with."
+            )
         super().__init__(model=model, **kwargs)
         self.model.eval()
 

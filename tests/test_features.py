@@ -136,3 +136,11 @@ def test_wrong_shapes():
         Features(csr_matrix(SPARSE), DENSE[:2])
     with pytest.raises(ValueError, match=r"two dimensions .* not shape \(3,\)"):
         Features(None, DENSE[:, 0])
+
+
+def test_values_are_raised_to_a_power_with_their_signs():
+    features = Features(csr_matrix(SPARSE * -1), DENSE)
+    raised = features.raised(1.5)
+    np.testing.assert_allclose(raised.sparse.toarray(), -(SPARSE**1.5), rtol=1e-6)
+    np.testing.assert_array_equal(raised.dense, features.dense)
+    assert features.raised(1.0) is features

@@ -64,6 +64,13 @@ def test_every_public_name_is_there():
         hf_xmc.XMCTrainr  # noqa: B018
 
 
+def run_python(code: str) -> str:
+    """What a new interpreter prints."""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
 def test_importing_registers_and_does_nothing_else():
     code = """
 import logging, os, sys
@@ -72,11 +79,25 @@ import hf_xmc
 assert "datasets" not in sys.modules and "pandas" not in sys.modules
 assert not [name for name in sys.modules if name.startswith(("hf_xmc.training", "hf_xmc.data", "hf_xmc.cli"))]
 assert dict(os.environ) == environment and logging.getLogger().handlers == handlers
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel
 from transformers.pipelines import PIPELINE_REGISTRY
 assert type(AutoConfig.for_model("hf-xmc")) is hf_xmc.XMCConfig
+assert type(AutoConfig.for_model("hf-xmc-ensemble")) is hf_xmc.XMCEnsembleConfig
+assert type(AutoModel.from_config(hf_xmc.XMCConfig())) is hf_xmc.XMCForTextClassification
 assert PIPELINE_REGISTRY.check_task(hf_xmc.TASK)[1]["impl"] is hf_xmc.ExtremeTextClassificationPipeline
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == ""
+    assert run_python(code) == ""
+
+
+def test_linear_rankers_do_without_the_machinery_of_models():
+    # It takes seconds and a hundred megabytes.
+    code = """
+import sys
+import hf_xmc
+hf_xmc.Features, hf_xmc.LabelTree, hf_xmc.Labels, hf_xmc.LinearRanker, hf_xmc.TfidfFeaturizer, hf_xmc.XMCMetrics
+import hf_xmc.training.clustering, hf_xmc.training.label_features, hf_xmc.training.ranker_training
+assert "transformers.modeling_utils" not in sys.modules
+hf_xmc.XMCConfig()
+assert "transformers.modeling_utils" in sys.modules
+"""
+    assert run_python(code) == ""

@@ -117,6 +117,12 @@ def test_a_misspelt_parameter_at_construction(model_folder):
         pipeline(TASK, model=str(model_folder), topk=3)
 
 
+def test_a_model_of_another_kind_is_refused(tiny_encoder):
+    with pytest.raises(ValueError, match="has no labels to tag with") as error:
+        hf_xmc.pipeline(str(tiny_encoder))
+    assert str(tiny_encoder) in str(error.value)
+
+
 def test_a_vector_model_refuses_text(vector_model_folder):
     with pytest.raises(ValueError, match="trained on vectors"):
         pipeline(TASK, model=str(vector_model_folder))("topic07")

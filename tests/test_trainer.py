@@ -194,6 +194,25 @@ def test_vectors(tmp_path):
         trainer.evaluate(make_documents(3).map(lambda row: {"labels": ["1"]}))
 
 
+def test_the_power_of_vectors_is_applied_in_training_and_prediction(tmp_path):
+    def scaled(row, power):
+        return {"feature_values": [(1.0 + position) ** power for position in range(len(row["feature_values"]))]}
+
+    def scores(folder, power_of_data, **options):
+        data = make_vectors(300).map(scaled, fn_kwargs={"power": power_of_data})
+        trainer = XMCTrainer(args=arguments(folder, **options), train_dataset=data)
+        trainer.train()
+        loaded = XMCForTextClassification.from_pretrained(folder)
+        assert loaded.config.vector_power == options.get("vector_power", 1)
+        np.testing.assert_array_equal(XMCTrainer(model=loaded, args=arguments(folder)).predict(data).predictions,
+                                      trainer.predict(data).predictions)  # fmt: skip
+        return trainer.predict(data).predictions
+
+    plain, raised = scores(tmp_path / "plain", 1.0), scores(tmp_path / "raised", 1.0, vector_power=1.5)
+    assert not np.array_equal(plain, raised)
+    np.testing.assert_allclose(raised, scores(tmp_path / "given", 1.5), atol=1e-5)
+
+
 def test_text_or_vectors_by_choice(tmp_path):
     both = make_vectors(600).add_column("text", make_documents(600)["text"][:])
     for features, has_tfidf in ((None, True), ("text", True), ("vectors", False)):

@@ -33,13 +33,12 @@ SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
         System("hf-xmc", "hf-xmc", "worker_hf_xmc", "xr-linear", needs_setup=True),
-        # Costs, beams and stopping as chosen on the validation split of EURLEX57K.
+        # Power, costs and beam as chosen on the validation split of EURLEX57K.
         System(
             "hf-xmc-eurlex57k",
             "hf-xmc",
             "worker_hf_xmc",
-            "xr-linear ranker_cost=0.7 ranker_negative_cost=8.0 ranker_train_beam_size=120 ranker_max_passes=20 "
-            "ranker_tolerance=0.05 ranker_beam_size=20",
+            "xr-linear vector_power=1.5 ranker_cost=0.7 ranker_negative_cost=3.0 ranker_beam_size=20",
             needs_setup=True,
         ),
         System(

@@ -13,10 +13,11 @@ import scipy.sparse as sp
 from .worker_common import Predict, load_matrix, serve
 
 WARM_UP_DOCUMENTS = 500
+POWER = "vector_power"
 LABEL_MAX_FEATURES = 1024  # the default of `XMCTrainingArguments`
 
 
-# ---- The calls to hf_xmc: everything that depends on its interface is in these two functions. ----
+# ---- The calls to hf_xmc: everything that depends on its interface is in these three functions. ----
 
 
 def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int, setting: str) -> dict[str, Any]:
@@ -24,17 +25,15 @@ def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int
     from hf_xmc.features import Features
     from hf_xmc.training.clustering import TreeArguments, build_tree
     from hf_xmc.training.label_features import pifa
-    from hf_xmc.training.methods import method_options
     from hf_xmc.training.ranker_training import RankerArguments, train_ranker
 
     start = time.perf_counter()
-    method, *changes = setting.split()
-    options = {**method_options(method), **dict(json_option(change) for change in changes)}
+    options = options_of(setting)
     tree_options, ranker_options = (
         {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
         for prefix in ("tree_", "ranker_")
     )
-    inputs = Features(features).normalized()
+    inputs = Features(features).raised(options.get(POWER, 1)).normalized()
     label_features = pifa(inputs, labels, LABEL_MAX_FEATURES, threads)
     tree = build_tree(label_features, TreeArguments(**tree_options), threads)
     del label_features
@@ -52,17 +51,21 @@ def load(model: str, threads: int, setting: str) -> Predict:
     from hf_xmc.linear_ranker import LinearRanker
 
     ranker = LinearRanker.from_pretrained(model)
+    power = options_of(setting).get(POWER, 1)
 
     def predict(features: sp.csr_matrix, top_k: int) -> np.ndarray:
-        return ranker.predict(Features(features).normalized(), top_k=top_k, num_threads=threads)[1]
+        return ranker.predict(Features(features).raised(power).normalized(), top_k=top_k, num_threads=threads)[1]
 
     return predict
 
 
-def json_option(change: str) -> tuple[str, Any]:
-    """`name=value` of a setting, the value being JSON."""
-    name, value = change.split("=")
-    return name, json.loads(value)
+def options_of(setting: str) -> dict[str, Any]:
+    """Options of a setting: a method, then `name=value` for what differs from it, the value being JSON."""
+    from hf_xmc.training.methods import method_options
+
+    method, *changes = setting.split()
+    pairs = (change.split("=") for change in changes)
+    return {**method_options(method), **{name: json.loads(value) for name, value in pairs}}
 
 
 # ---- The rest follows the protocol. ----

@@ -13,8 +13,7 @@ import numpy as np
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData
 from transformers.utils import CONFIG_NAME
 
-from ..configuration_xmc import TASK, XMCConfig
-from ..ensemble_xmc import XMCEnsembleConfig
+from ..configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
 from ..files import read_json
 from ..labels import Labels
 from .citations import Paper, paper_of

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from ..features import Features
 from ..label_tree import binarized
-from ..modeling_xmc import XMCForTextClassification
 from ..threads import count_threads
 from .cluster_kernels import aggregate_rows, close_gaps, entry_bounds
+
+if TYPE_CHECKING:  # a ranker can be trained on vectors without all that a model imports
+    from ..modeling_xmc import XMCForTextClassification
 
 # What places a label in the tree; those of the second line need an encoder.
 LABEL_FEATURES = ("pifa", "text", "both", "embedding", "text-embedding")

@@ -82,7 +82,8 @@ class XMCTrainingArguments(TrainingArguments):
         features (`str`, *optional*):
             `"text"` (TF-IDF of the texts) or `"vectors"` (those of the data set); text by default where there is any.
         vector_power (`float`, *optional*, defaults to 1.0):
-            Power that the values of given vectors are raised to; 0.5 damps terms that one document repeats.
+            Power that the values of given vectors are raised to: 0.5 damps terms that one document repeats where the
+            vectors hold raw counts, 1.5 makes the heaviest terms of TF-IDF weigh more.
         label_features (`str`, *optional*, defaults to `"pifa"`):
             What places a label in the tree: `"pifa"` (TF-IDF of the documents that carry it), `"text"` (TF-IDF of its
             own text) or `"both"`; with an encoder also `"embedding"` (vectors of the documents that carry it, of the
