@@ -76,6 +76,13 @@ def test_an_explicit_value_wins_over_the_preset(tmp_path):
     assert args.ranker_negatives == METHODS["parabel"]["ranker_negatives"]
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_arguments_can_be_made_from_those_made_before(method, tmp_path):
+    args = arguments(tmp_path, method=method)
+    again = dataclasses.replace(args, seed=3)
+    assert {**args.xmc_options(), "seed": 3} == again.xmc_options()
+
+
 def test_options_from_the_parser_of_transformers(tmp_path):
     argv = ["--output_dir", str(tmp_path), "--method", "bonsai", "--tfidf_ngram_range", "1", "3", "--use_cpu"]
     (args,) = HfArgumentParser(XMCTrainingArguments).parse_args_into_dataclasses([*argv, "--ranker_cost", "2"])
@@ -92,6 +99,8 @@ def test_options_from_the_parser_of_transformers(tmp_path):
         ({"tfidf_min_df": 0}, r"`tfidf_\*`.*min_df"),
         ({"features": "pictures"}, "features='pictures'.*text, vectors"),
         ({"label_features": "both of them"}, "label_features"),
+        ({"level_epochs": [2.0]}, r"`level_epochs=\[2.0\]` would have no effect: 'xr-linear' trains no encoder"),
+        ({"method": "dismec", "encoder_max_length": 64}, "`encoder_max_length=64` would have no effect"),
     ],
 )
 def test_bad_options(tmp_path, options, message):

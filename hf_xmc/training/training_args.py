@@ -296,6 +296,9 @@ class XMCTrainingArguments(TrainingArguments):
         levels = self.make_level_arguments()
         for found in dataclasses.fields(levels):
             setattr(self, f"level_{found.name}", getattr(levels, found.name))
+        if not self.trains_encoder:
+            self._check_unused("level", LevelArguments())
+            self._check_unused("encoder", EncoderArguments(name=self.encoder_name))
 
     def _check_replaced(self) -> None:
         defaults = {found.name: found.default for found in dataclasses.fields(TrainingArguments)}
@@ -305,6 +308,15 @@ class XMCTrainingArguments(TrainingArguments):
                 raise ValueError(
                     f"`{name}={value!r}` would have no effect: levels are trained one after the other, each with a "
                     f"schedule of its own. Set `{instead}`, one value or one per level."
+                )
+
+    def _check_unused(self, prefix: str, defaults: Any) -> None:
+        for found in dataclasses.fields(defaults):
+            option = f"{prefix}_{found.name}"
+            if getattr(self, option) != getattr(defaults, found.name):
+                raise ValueError(
+                    f"`{option}={getattr(self, option)!r}` would have no effect: {self.method!r} trains no encoder. "
+                    f"Leave it out, or set `method` to one of {', '.join(ENCODER_METHODS)}."
                 )
 
     @property
