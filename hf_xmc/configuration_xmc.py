@@ -18,11 +18,14 @@ class SelfContainedConfig(PreTrainedConfig):
     # configuration and much to import for one. Code that travels with a model is found by its entries instead.
     _register_models: ClassVar[Callable[[], None] | None] = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> SelfContainedConfig:
+        """An empty configuration, also where one is unpickled."""
+        if cls._register_models is not None:
+            cls._register_models()
+        return super().__new__(cls)
+
     def __post_init__(self, **kwargs: Any) -> None:
         """Completes the configuration; the code of a pipeline beside `config.json` counts only without the package."""
-        register_models = type(self)._register_models
-        if register_models is not None:
-            register_models()
         if hasattr(type(self), "custom_pipelines"):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)

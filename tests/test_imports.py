@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,17 @@ assert type(AutoModel.from_config(hf_xmc.XMCConfig())) is hf_xmc.XMCForTextClass
 assert PIPELINE_REGISTRY.check_task(hf_xmc.TASK)[1]["impl"] is hf_xmc.ExtremeTextClassificationPipeline
 """
     assert run_python(code) == ""
+
+
+def test_a_configuration_from_another_process_brings_the_models():
+    config = pickle.dumps(hf_xmc.XMCConfig(top_k=7))
+    code = f"""
+import pickle
+from transformers import AutoModel
+model = AutoModel.from_config(pickle.loads({config!r}))
+print(type(model).__name__, model.config.top_k)
+"""
+    assert run_python(code) == "XMCForTextClassification 7\n"
 
 
 def test_linear_rankers_do_without_the_machinery_of_models():
