@@ -18,7 +18,7 @@ from .files import check_model_type
 from .labels import Labels
 from .modeling_xmc import XMCForTextClassification
 from .outputs import XMCOutput
-from .pretrained_xmc import HUB_KWARGS
+from .pretrained_xmc import HUB_KWARGS, model_files
 from .self_contained import SelfContainedModel
 from .shards import MAX_SHARD_SIZE
 from .tagging import TextTagger
@@ -218,6 +218,9 @@ class XMCEnsemble(TextTagger, SelfContainedModel):
         """Writes all models, each into its subfolder; the code of the ensemble loads them as well."""
         for name, member in zip(self.config.members or (), self.models, strict=True):
             member.save_pretrained(os.path.join(folder, name), self_contained=False, max_shard_size=max_shard_size)
+
+    def _files_in(self, folder: str | os.PathLike) -> list[str]:
+        return model_files(folder)
 
     def _save_weights(  # type: ignore[override]
         self, folder: str | os.PathLike, is_main_process: bool, max_shard_size: int | str, token: Any = None

@@ -178,9 +178,13 @@ def _move_files(source: Path, folder: Path, last: str) -> None:
 
 
 def remove_files(folder: str | os.PathLike, names: Collection[str]) -> None:
-    """Removes those of the files that are there."""
+    """Removes those of the files and folders that are there."""
     for name in names:
-        Path(folder, name).unlink(missing_ok=True)
+        path = Path(folder, name)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike, content: Any, indent: int | None = None) -> None:

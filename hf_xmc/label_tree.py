@@ -180,6 +180,15 @@ class LabelTree:
                 Parent of a label or of an inner node. Nodes without an entry hang under the root. An inner node that
                 is itself a label also becomes a leaf under itself.
         """
+        if len(set(labels)) != len(labels):
+            twice = next(label for place, label in enumerate(labels) if label in labels[:place])
+            raise ValueError(f"The label {twice!r} is given twice: each label has one place in the tree.")
+        for node, above_it in parent_of.items():
+            if not isinstance(above_it, Hashable):
+                raise TypeError(
+                    f"The parent of {node!r} is {above_it!r}. A node has one parent, and `parent_of` goes from child "
+                    "to parent: choose one of several parents, or turn the mapping round."
+                )
         inner = set(parent_of.values())
         paths = [_path(label, parent_of, label in inner) for label in labels]
         depth = max(map(len, paths), default=0)

@@ -265,6 +265,8 @@ class LinearRanker:
 
     def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
         """The sparse part and the dense part with the constant 1 of the bias appended."""
+        if not isinstance(features, Features):
+            raise TypeError(f"The documents are {type(features).__name__}: pass them as `Features(...)`.")
         if features.num_sparse != self.num_sparse or features.num_dense != self.num_dense:
             raise ValueError(
                 f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features; the ranker "

@@ -16,7 +16,7 @@ from .configuration_xmc import XMCConfig as XMCConfig
 from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
 from .modeling_xmc import XMCForTextClassification, XMCOutput
-from .tagging import TextTagger
+from .runtime_code import CLASSES
 
 
 class ExtremeTextClassificationPipeline(Pipeline):
@@ -66,7 +66,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
     _load_feature_extractor = False  # type: ignore[assignment]
 
     def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
-        if not isinstance(model, TextTagger):
+        # By name: a model that was loaded by code of its own has classes of its own.
+        if getattr(getattr(model, "config", None), "model_type", None) not in CLASSES:
             path = getattr(getattr(model, "config", None), "name_or_path", "the given one")
             raise ValueError(
                 f"The model (`{path}`) is a {type(model).__name__}, which has no labels to tag with. Pass one that "

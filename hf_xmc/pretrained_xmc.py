@@ -15,16 +15,23 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from .configuration_xmc import XMCConfig
 from .files import check_model_type
 from .heads import LevelHead
-from .label_tree import LabelTree
-from .labels import Labels
+from .label_tree import TREE_FILE, LabelTree
+from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
 from .self_contained import SelfContainedModel
 from .shards import MAX_SHARD_SIZE, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+
+
+def model_files(folder: str | os.PathLike) -> list[str]:
+    """Names of the files that a model may have in a folder, but for its configuration."""
+    sharded = [*sharded_files(folder, SAFE_WEIGHTS_NAME), *sharded_files(folder, RANKER_FILE)]
+    return [*sharded, LABELS_NAME, TREE_FILE, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE, *_TOKENIZER_FILES]
 
 
 class XMCPreTrainedModel(SelfContainedModel):
@@ -125,8 +132,7 @@ class XMCPreTrainedModel(SelfContainedModel):
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
 
     def _files_in(self, folder: str | os.PathLike) -> list[str]:
-        sharded = [*sharded_files(folder, SAFE_WEIGHTS_NAME), *sharded_files(folder, RANKER_FILE)]
-        return [*sharded, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE]
+        return model_files(folder)
 
     def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
         self.labels = _load_part(Labels, name_or_path, hub_kwargs)

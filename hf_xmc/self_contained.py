@@ -10,11 +10,20 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from .files import remove_files, staged_files
+from .files import read_json, remove_files, staged_files
 from .runtime_code import CODE_ENTRIES, add_code, remove_code
 from .shards import MAX_SHARD_SIZE
 
 _PUSH_KWARGS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
+
+
+def _members_in(folder: str | os.PathLike) -> list[str]:
+    """Subfolders of the models of an ensemble in a folder."""
+    try:
+        names = read_json(os.path.join(folder, CONFIG_NAME)).get("members") or []
+    except (FileNotFoundError, ValueError):  # a damaged file is about to be replaced
+        return []
+    return [name for name in names if os.path.basename(name) == name and name not in ("", os.curdir, os.pardir)]
 
 
 class SelfContainedModel(PreTrainedModel):
@@ -65,7 +74,8 @@ class SelfContainedModel(PreTrainedModel):
                 add_code(folder)
             # What another model has left in this folder would be taken for a part of this one.
             remove_code(save_directory)
-            remove_files(save_directory, [CONFIG_NAME, *self._files_in(save_directory)])
+            left = [*_members_in(save_directory), *self._files_in(save_directory)]
+            remove_files(save_directory, [CONFIG_NAME, *left])
         if push_to_hub:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
             # The base class would upload only what itself has written.

@@ -226,6 +226,37 @@ def test_wrong_options_of_predict_leave_nothing(data, model_folder, tmp_path, ca
     assert main(argv) == 0
 
 
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl.gz"])
+def test_a_name_of_a_format_that_is_not_written(data, model_folder, tmp_path, capsys, monkeypatch, name):
+    output = tmp_path / name
+    assert main(["predict", str(model_folder), str(data / "test.parquet"), "--output", str(output)]) == 1
+    assert "written as jsonl or parquet" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("topic07\n"))
+    assert main(["predict", str(model_folder), "-", "--output", str(output)]) == 1
+    assert "written as jsonl or parquet" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_an_interruption_is_no_traceback(data, model_folder, monkeypatch, capsys):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_xmc.cli.evaluate.load_model", stop)
+    assert main(["evaluate", str(model_folder), str(data)]) == 130
+    assert capsys.readouterr().err.endswith("hf-xmc evaluate: interrupted.\n")
+    with pytest.raises(KeyboardInterrupt):
+        main(["--traceback", "evaluate", str(model_folder), str(data)])
+
+
+def test_a_missing_folder_without_network(monkeypatch, tmp_path, capsys):
+    def offline(*args, **kwargs):
+        raise ConnectionError("the Hub is far away")
+
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    assert main(["train", "--dataset", "data/none", "--output_dir", str(tmp_path / "out")]) == 1
+    assert "There is no file or folder `data/none`, and the Hub" in capsys.readouterr().err
+
+
 def test_wrong_places(data, model_folder, tmp_path, capsys):
     assert main(["card", str(data)]) == 1
     assert "holds no saved model" in capsys.readouterr().err

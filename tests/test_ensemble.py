@@ -193,6 +193,23 @@ def test_commands(folders, tmp_path, capsys):
     assert found == [[label for label, _ in row] for row in expected]
 
 
+def test_an_ensemble_and_a_model_in_the_same_folder_replace_each_other(folders, tmp_path, capsys):
+    folder, models = tmp_path / "model", [str(folder) for folder in folders[:2]]
+    shutil.copytree(folders[2], folder)
+    assert main(["card", str(folder)]) == 0
+    (folder / "notes.txt").write_text("of the user")
+    assert main(["ensemble", *models, str(folder), "--output_dir", str(folder), "--overwrite"]) == 1
+    assert "is one of the models" in capsys.readouterr().err
+    assert main(["ensemble", *models, "--output_dir", str(folder), "--overwrite"]) == 0
+    ensemble = {"config.json", "ensemble.json", "member-1", "member-2", "notes.txt"}
+    assert {path.name for path in folder.iterdir()} == ensemble
+    make_documents(300).to_parquet(tmp_path / "train.parquet")
+    flags = ["--dataset", str(tmp_path), "--output_dir", str(folder), "--overwrite", "true"]
+    assert main(["train", *flags]) == 0
+    left = {path.name for path in folder.iterdir()}
+    assert "notes.txt" in left and not left & {"ensemble.json", "member-1", "member-2", "tokenizer.json"}
+
+
 # ---- What is wrong ----
 
 

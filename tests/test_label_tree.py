@@ -164,6 +164,13 @@ def test_from_taxonomy_cycles(parent_of):
         LabelTree.from_taxonomy(["a", "b"], parent_of)
 
 
+def test_from_taxonomy_of_several_parents_or_places():
+    with pytest.raises(TypeError, match=r"parent of 'a' is \['x', 'y'\].*one parent"):
+        LabelTree.from_taxonomy(["a", "b"], {"a": ["x", "y"]})
+    with pytest.raises(ValueError, match="'a' is given twice"):
+        LabelTree.from_taxonomy(["a", "b", "a"], {"a": "x"})
+
+
 def test_from_taxonomy_without_labels():
     with pytest.raises(ValueError, match="no children"):
         LabelTree.from_taxonomy([], {"a": "b"})

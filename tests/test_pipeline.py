@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 from conftest import make_documents
@@ -13,6 +14,11 @@ import hf_xmc
 from hf_xmc import ExtremeTextClassificationPipeline, XMCForTextClassification
 
 TASK = hf_xmc.TASK
+
+
+def tag_elsewhere(model, text):
+    """What a new process does with a model it is given."""
+    return pipeline("extreme-text-classification", model=model)(text, top_k=3)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +127,12 @@ def test_a_model_of_another_kind_is_refused(tiny_encoder):
     with pytest.raises(ValueError, match="has no labels to tag with") as error:
         hf_xmc.pipeline(str(tiny_encoder))
     assert str(tiny_encoder) in str(error.value)
+
+
+def test_a_model_that_comes_from_another_process(model_folder, texts, expected):
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(tag_elsewhere, (model, texts[0])) == expected[0]
 
 
 def test_a_vector_model_refuses_text(vector_model_folder):

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import make_documents, make_vectors
+from conftest import encoder_arguments, make_documents, make_vectors
 from datasets import Dataset
 from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
 
@@ -100,6 +100,8 @@ def test_options_from_the_parser_of_transformers(tmp_path):
         ({"features": "pictures"}, "features='pictures'.*text, vectors"),
         ({"label_features": "both of them"}, "label_features"),
         ({"level_epochs": [2.0]}, r"`level_epochs=\[2.0\]` would have no effect: 'xr-linear' trains no encoder"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1` would have no effect"),
+        ({"optim": "adafactor"}, "optim=.*adafactor.*AdamW"),
         ({"method": "dismec", "encoder_max_length": 64}, "`encoder_max_length=64` would have no effect"),
     ],
 )
@@ -220,6 +222,43 @@ def test_the_power_of_vectors_is_applied_in_training_and_prediction(tmp_path):
     plain, raised = scores(tmp_path / "plain", 1.0), scores(tmp_path / "raised", 1.0, vector_power=1.5)
     assert not np.array_equal(plain, raised)
     np.testing.assert_allclose(raised, scores(tmp_path / "given", 1.5), atol=1e-5)
+
+
+def test_a_power_of_vectors_is_refused_for_texts(documents, tmp_path):
+    both = make_vectors(60).add_column("text", make_documents(60)["text"][:])
+    for data, way_out in ((documents, "Leave it out"), (both, "Set `features='vectors'`")):
+        with pytest.raises(ValueError, match=f"vector_power=0.5.*{way_out}"):
+            XMCTrainer(args=arguments(tmp_path, vector_power=0.5), train_dataset=data).train()
+
+
+def test_a_trained_model_is_no_encoder(model_folder, encoder_model_folder, documents, tmp_path):
+    args = arguments(tmp_path)
+    for folder in (model_folder, encoder_model_folder):
+        for method in ("xr-linear", "xr-transformer"):
+            with pytest.raises(ValueError, match="is a trained model, not an encoder.*from_pretrained"):
+                XMCTrainer(model=folder, args=arguments(tmp_path, method=method), train_dataset=documents)
+        with pytest.raises(ValueError, match="is a trained model"):
+            XMCTrainer(model=str(folder), args=args)
+    XMCTrainer(args=args, train_dataset=documents)  # the arguments are as they were
+
+
+@pytest.mark.parametrize(
+    "options, parts, message",
+    [
+        ({"metric_for_best_model": "PSP@5"}, None, "PSP@5.*Choose one of P@1"),
+        ({"metric_for_best_model": "eval_nDCG@5", "eval_ks": [1, 3]}, None, "nDCG@5.*nDCG@3"),
+        ({}, ("a", "b"), "nDCG@5.*a_nDCG@5.*b_nDCG@5"),
+    ],
+)
+def test_the_metric_of_the_best_model_is_checked_at_once(options, parts, message, tiny_encoder, documents, tmp_path):
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    args = encoder_arguments(tmp_path, **{**best, **options})
+    held_out = {part: documents for part in parts} if parts else documents
+    with pytest.raises(ValueError, match=message):
+        XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents, eval_dataset=held_out)
+    args = encoder_arguments(tmp_path, **best, eval_ks=[1, 3])
+    assert args.metric_for_best_model == "nDCG@3"
+    XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents, eval_dataset=documents)
 
 
 def test_text_or_vectors_by_choice(tmp_path):

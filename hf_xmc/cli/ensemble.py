@@ -11,6 +11,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..ensemble_xmc import COMBINATIONS
 from ..files import write_json
+from ..hub.model_card import forget_model
 from ..hub.training_record import ENSEMBLE_FILE
 from ..training.ensemble import make_ensemble
 from .arguments import load_split, parse_mapping
@@ -46,6 +47,8 @@ def run(argv: Sequence[str]) -> None:
         raise FileExistsError(
             f"`{args.output_dir}` holds a model already. Choose another `--output_dir`, or give `--overwrite`."
         )
+    if any(os.path.realpath(model) == os.path.realpath(args.output_dir) for model in args.models):
+        raise ValueError(f"`{args.output_dir}` is one of the models: an ensemble needs a folder of its own.")
     dataset = None
     if args.validation is not None:
         split = args.split or (None if os.path.isfile(args.validation) else "validation")
@@ -60,6 +63,7 @@ def run(argv: Sequence[str]) -> None:
         ensemble, facts = make_ensemble(
             args.models, args.combine, args.weights, dataset, num_threads=args.num_threads, report=report
         )
+    forget_model(args.output_dir)
     ensemble.save_pretrained(args.output_dir)
     made_of = {"models": args.models, "weights": ensemble.config.weights, "combine": args.combine, **facts}
     write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), made_of)

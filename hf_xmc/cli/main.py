@@ -46,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has had enough; Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        if args.traceback:
+            raise
+        print(f"hf-xmc {args.command}: interrupted.", file=sys.stderr)
+        return 130  # as shells count a SIGINT
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if args.traceback:
             raise

@@ -19,6 +19,7 @@ from ..tagging import TextTagger
 from ..training.batch_prediction import (
     PredictionArguments,
     PredictionJob,
+    check_output_name,
     predict_corpus,
     predict_documents,
     predict_range,
@@ -117,6 +118,8 @@ def _check(args: argparse.Namespace, num_processes: int) -> None:
             raise ValueError("Lines of standard input have no columns that `--keep-columns` could keep.")
         if args.output != "-" and (os.path.isdir(args.output) or not os.path.splitext(args.output)[1]):
             raise ValueError(f"Standard input goes into one file, such as `{args.output}.jsonl`, not into a folder.")
+        if args.output != "-":
+            check_output_name(args.output)
     if args.output == "-":
         if args.format == "parquet":
             raise ValueError("Standard output gets JSON lines. Give `--output FILE.parquet`.")

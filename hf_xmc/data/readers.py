@@ -287,6 +287,10 @@ def _load_from_hub(
         raise FileNotFoundError(
             f"There is no file or folder `{path}`, nor a dataset of that name on the Hub."
         ) from error
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"There is no file or folder `{path}`, and the Hub cannot be asked for a dataset of that name ({error})."
+        ) from error
     names = {name: next((s for s, words in _SPLIT_NAMES.items() if str(name) in words), str(name)) for name in loaded}
     splits = {names[name]: dataset for name, dataset in loaded.items()}
     if split is None:

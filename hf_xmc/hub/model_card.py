@@ -15,7 +15,7 @@ from ..evaluation.report import format_by_frequency, format_metrics, plot_by_fre
 from ..files import atomic_write
 from .card_data import CardFacts, CardOptions, card_data, eval_entries, evaluation_name, reported
 from .training_plot import plot_training
-from .training_record import RECORD_FILE, result_files
+from .training_record import ENSEMBLE_FILE, RECORD_FILE, TRAINING_ARGS_FILE, result_files
 
 CARD_FILE = "README.md"
 EVAL_RESULTS_FILE = ".eval_results/hf_xmc.yaml"
@@ -65,13 +65,14 @@ def write_model_card(
 
 def forget_model(folder: str | os.PathLike) -> None:
     """
-    Removes what is on record of the model in a folder: record, results, pictures and the card, if it wrote that.
+    Removes what is on record of a folder's model: options, record, results, pictures and the card, if it wrote that.
 
     Args:
         folder (`str` or `os.PathLike`):
             Folder into which another model is about to be saved, whose card must not show these.
     """
-    for name in (RECORD_FILE, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT):
+    records = (TRAINING_ARGS_FILE, RECORD_FILE, ENSEMBLE_FILE)
+    for name in (*records, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT):
         Path(folder, name).unlink(missing_ok=True)
     for path, _ in result_files(folder):
         path.unlink()

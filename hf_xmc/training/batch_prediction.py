@@ -297,13 +297,24 @@ def _wait(state: PartialState) -> None:
 # ---- The plan ----
 
 
+def check_output_name(output: str | os.PathLike) -> str:
+    """The format of a file of predictions, as its name says it."""
+    named = Path(output).suffix.lower().removeprefix(".")
+    if named not in FORMATS:
+        raise ValueError(
+            f"`{output}` would hold no {named or 'known format'}: predictions are written as {' or '.join(FORMATS)}. "
+            f"Name it so, e.g. `{Path(output).stem}.{FORMATS[0]}`."
+        )
+    return named
+
+
 def _target(output: Path, format: str | None) -> tuple[Path | None, PartsFolder]:
     """The file to write, if it is one, and the folder of the parts."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"`{format}` is no format: it is one of {', '.join(FORMATS)}.")
     if output.is_dir() or not (output.suffix or output.is_file()):
         return None, PartsFolder(output, f".{format or FORMATS[0]}")
-    named = "parquet" if output.suffix.lower() == ".parquet" else "jsonl"
+    named = check_output_name(output)
     if format not in (None, named):
         raise ValueError(f"`{output}` is by its name a file of the format {named}, not {format}. Rename it.")
     return output, PartsFolder(output.with_name(output.name + ".parts"), f".{named}")

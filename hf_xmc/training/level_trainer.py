@@ -131,8 +131,6 @@ class LevelTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with groups for the encoder, its parameters without weight decay, projections and rows of heads."""
         if self.optimizer is None:
-            if self.args.optim not in ("adamw_torch", "adamw_torch_fused"):
-                raise ValueError(f"`optim={self.args.optim}` is not supported: heads of large levels need AdamW.")
             model = self.model if model is None else model
             decaying = set(self.get_decay_parameter_names(model))
             encoder: list[nn.Parameter] = []

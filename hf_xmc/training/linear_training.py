@@ -138,6 +138,11 @@ def training_features(
     if kind == "vectors":
         model.config.vector_power = args.vector_power
         return model.prepare_vectors(Features(feature_matrix(dataset)))
+    if args.vector_power != 1:
+        way_out = "Set `features='vectors'`" if has_vectors else "Leave it out"
+        raise ValueError(
+            f"`vector_power={args.vector_power}` is for vectors that come with data, but texts are read. {way_out}."
+        )
     texts = dataset["text"]
 
     def make() -> tuple[TfidfFeaturizer, csr_matrix]:

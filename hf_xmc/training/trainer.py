@@ -25,11 +25,13 @@ from transformers.utils import CONFIG_NAME
 from ..configuration_xmc import XMCConfig
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
+from ..evaluation import XMCMetrics
 from ..files import read_json, remove_leftovers, write_json
 from ..hub.model_card import forget_model
 from ..hub.publishing import PublishingMixin
 from ..hub.training_record import TRAINING_ARGS_FILE, TrainingRecord
 from ..modeling_xmc import XMCForTextClassification
+from ..runtime_code import CLASSES
 from ..text_encoder import padding_id
 from ..threads import available_cores
 from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
@@ -122,6 +124,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
                 eval_dataset = {name: self._prepare(dataset) for name, dataset in eval_dataset.items()}
             elif eval_dataset is not None:
                 eval_dataset = self._prepare(eval_dataset)
+        _check_best_metric(args, eval_dataset)
         super().__init__(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
         )
@@ -476,10 +479,46 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         write_json(os.path.join(folder, TRAINING_ARGS_FILE), self.args.xmc_options())
 
 
+def _check_best_metric(args: XMCTrainingArguments, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
+    """Raises where the metric that decides on checkpoints is none that is measured on the way."""
+    wanted = args.metric_for_best_model
+    if wanted is None or eval_dataset is None or not args.trains_encoder:
+        return
+    # As the heads of a level are measured: without the training counts of labels, which its nodes have not.
+    metrics = XMCMetrics(**({} if args.eval_ks is None else {"ks": args.eval_ks}))  # type: ignore[arg-type]
+    ranking = np.arange(metrics.ks[-1])[None]
+    metrics.update(ranking, csr_matrix(ranking >= 0, dtype=np.float32))
+    names = list(metrics.compute())
+    if isinstance(eval_dataset, Mapping):
+        names = [f"{part}_{name}" for part in eval_dataset for name in names]
+    if wanted.removeprefix("eval_") not in names:
+        raise ValueError(
+            f"`metric_for_best_model={wanted!r}` is not measured between the steps of a level. Choose one of "
+            f"{', '.join(names)}."
+        )
+
+
+def _check_encoder(name: str, args: XMCTrainingArguments) -> None:
+    """Raises where `name` is not what a training may begin with; what cannot be read is left to its loading."""
+    config = os.path.join(name, CONFIG_NAME)
+    if os.path.isfile(config) and read_json(config).get("model_type") in CLASSES:
+        raise ValueError(
+            f"`{name}` is a trained model, not an encoder. To evaluate it or to predict with it, pass "
+            f"`XMCForTextClassification.from_pretrained({name!r})`; to train another one, name the encoder."
+        )
+    if not args.trains_encoder:
+        raise ValueError(
+            f"The method {args.method!r} trains no encoder, but `{name}` was given. Leave it out, or choose a method "
+            f"with an encoder: {', '.join(ENCODER_METHODS)}."
+        )
+
+
 def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassification:
     """The model to train, from what the user passed."""
     if isinstance(model, (str, os.PathLike)):
-        args.encoder_name, model = os.fspath(model), None
+        name, model = os.fspath(model), None
+        _check_encoder(name, args)
+        args.encoder_name = name
     if isinstance(model, XMCForTextClassification):
         return model
     if model is not None:
@@ -487,12 +526,9 @@ def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassificat
             f"`model` is {model!r:.80}. Pass the folder or the Hub id of an encoder, or an "
             "`XMCForTextClassification`, such as `XMCForTextClassification.from_pretrained(...)` gives."
         )
+    if args.encoder_name is not None:
+        _check_encoder(args.encoder_name, args)
     if not args.trains_encoder:
-        if args.encoder_name is not None:
-            raise ValueError(
-                f"The method {args.method!r} trains no encoder, but `{args.encoder_name}` was given. Leave it out, or "
-                f"choose a method with an encoder: {', '.join(ENCODER_METHODS)}."
-            )
         return XMCForTextClassification(XMCConfig(method=args.method))
     if args.encoder_name is None:
         raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from ..modeling_xmc import PREDICT_WITH
 from ..tfidf import TfidfFeaturizer
@@ -37,6 +38,8 @@ _REPLACED = {
     "warmup_steps": "level_warmup",
     "lr_scheduler_type": "level_rate_floor",
 }
+# Those that have a version for rows of large heads.
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 # One seed, `seed`, serves all parts.
 _SEEDS = {"tree": "tree_seed", "ranker": "ranker_seed"}
 
@@ -237,7 +240,8 @@ class XMCTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         self._check_replaced()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
-            self.metric_for_best_model: str | None = "nDCG@5"
+            ks = self.eval_ks or [5]
+            self.metric_for_best_model: str | None = f"nDCG@{5 if 5 in ks else max(ks)}"
             self.greater_is_better: bool | None = True
         # The base class asks for this word where there is no other device than the CPU anyway.
         self.use_cpu: bool = self.use_cpu or not torch.accelerator.is_available()
@@ -296,6 +300,15 @@ class XMCTrainingArguments(TrainingArguments):
         levels = self.make_level_arguments()
         for found in dataclasses.fields(levels):
             setattr(self, f"level_{found.name}", getattr(levels, found.name))
+        if self.optim not in OPTIMIZERS:
+            raise ValueError(
+                f"`optim={OptimizerNames(self.optim).value}` is not supported: heads of large levels need AdamW."
+            )
+        if self.label_smoothing_factor:
+            raise ValueError(
+                f"`label_smoothing_factor={self.label_smoothing_factor}` would have no effect: the heads' losses "
+                "take true labels as they are. Leave it out."
+            )
         if not self.trains_encoder:
             self._check_unused("level", LevelArguments())
             self._check_unused("encoder", EncoderArguments(name=self.encoder_name))
