@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoTokenizer
 
-from .configuration_xmc import XMCConfig
+from .configuration_xmc import SelfContainedConfig, XMCConfig
 from .features import Features
 from .head_search import Head
 from .label_tree import LabelTree
@@ -135,6 +135,8 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         hub_kwargs = dict(hub_kwargs or {})
         try:
             encoder_config = AutoConfig.from_pretrained(name_or_path, **hub_kwargs)
+            if isinstance(encoder_config, SelfContainedConfig):
+                raise ValueError("it is a model with labels, not an encoder.")
             if dropout is not None:
                 set_dropout(encoder_config, dropout)
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub_kwargs)

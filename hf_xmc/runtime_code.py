@@ -58,7 +58,10 @@ def remove_code(folder: str | os.PathLike) -> None:
     path = Path(folder, CONFIG_NAME)
     if not path.is_file():
         return
-    config = read_json(path)
+    try:
+        config = read_json(path)
+    except ValueError:  # a damaged file is about to be replaced
+        return
     if "auto_map" in config:
         plain = {key: value for key, value in config.items() if key not in CODE_ENTRIES}
         write_json(path, plain, indent=2)

@@ -7,7 +7,7 @@ import torch
 from conftest import encoder_arguments, make_vectors
 from transformers import TrainerCallback
 
-from hf_xmc import XMCTrainer
+from hf_xmc import XMCForTextClassification, XMCTrainer
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 
@@ -36,6 +36,11 @@ def test_a_missing_encoder(name, few, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(OSError, match=rf"The encoder `.*{name}` cannot be loaded"):
         XMCTrainer(model=tmp_path / name, args=encoder_arguments(tmp_path / "model"), train_dataset=few)
+
+
+def test_a_trained_model_is_no_encoder(encoder_model_folder):
+    with pytest.raises(OSError, match="cannot be loaded: it is a model with labels, not an encoder"):
+        XMCForTextClassification.from_encoder(encoder_model_folder)
 
 
 def test_no_encoder_named(few, tmp_path):

@@ -207,6 +207,12 @@ def test_saving_a_vector_model_over_a_text_model(vector_model_folder, copied):
     assert XMCForTextClassification.from_pretrained(copied).tfidf is None
 
 
+def test_saving_over_a_damaged_configuration(model, copied):
+    (copied / "config.json").write_text("{")
+    model.save_pretrained(copied)
+    assert XMCForTextClassification.from_pretrained(copied).predict(["topic07"]) == model.predict(["topic07"])
+
+
 def test_an_untrained_model():
     model = XMCForTextClassification(XMCConfig(), tfidf=TfidfFeaturizer(min_df=1).fit(["some words"]))
     with pytest.raises(ValueError, match="not trained"):
