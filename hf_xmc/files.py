@@ -95,7 +95,7 @@ def _read_umask() -> int:
 
 
 # Read once: it cannot be read without being changed for a moment, in which other threads make files.
-_UMASK = _read_umask()
+_FILE_MODE = 0o666 & ~_read_umask()
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
     try:
         yield temporary
         # mkstemp makes files private; a published model is readable like any other file.
-        os.chmod(temporary, 0o666 & ~_UMASK)
+        os.chmod(temporary, _FILE_MODE)
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
@@ -174,6 +174,8 @@ def _move_files(source: Path, folder: Path, last: str) -> None:
     for name in sorted(os.listdir(source), key=lambda name: (name == last, name)):
         if (folder / name).is_dir():
             shutil.rmtree(folder / name)
+        if (source / name).is_file():
+            os.chmod(source / name, _FILE_MODE)  # safetensors makes files private, too
         os.replace(source / name, folder / name)
 
 

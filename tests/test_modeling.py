@@ -207,6 +207,12 @@ def test_saving_a_vector_model_over_a_text_model(vector_model_folder, copied):
     assert XMCForTextClassification.from_pretrained(copied).tfidf is None
 
 
+def test_all_files_of_a_model_are_as_readable_as_others(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "other").touch()
+    assert {path.stat().st_mode for path in (tmp_path / "model").iterdir()} == {(tmp_path / "other").stat().st_mode}
+
+
 def test_saving_over_a_damaged_configuration(model, copied):
     (copied / "config.json").write_text("{")
     model.save_pretrained(copied)
