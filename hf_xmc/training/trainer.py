@@ -515,10 +515,9 @@ def _check_encoder(name: str, args: XMCTrainingArguments) -> None:
 
 def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassification:
     """The model to train, from what the user passed."""
+    name = args.encoder_name
     if isinstance(model, (str, os.PathLike)):
         name, model = os.fspath(model), None
-        _check_encoder(name, args)
-        args.encoder_name = name
     if isinstance(model, XMCForTextClassification):
         return model
     if model is not None:
@@ -526,18 +525,19 @@ def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassificat
             f"`model` is {model!r:.80}. Pass the folder or the Hub id of an encoder, or an "
             "`XMCForTextClassification`, such as `XMCForTextClassification.from_pretrained(...)` gives."
         )
-    if args.encoder_name is not None:
-        _check_encoder(args.encoder_name, args)
+    if name is not None:
+        _check_encoder(name, args)
+        args.encoder_name = name
     if not args.trains_encoder:
         return XMCForTextClassification(XMCConfig(method=args.method))
-    if args.encoder_name is None:
+    if name is None:
         raise ValueError(
             f"The method {args.method!r} needs an encoder to start from: pass its folder or Hub id as `model`, or set "
             "`encoder_name`."
         )
     encoder = args.make_encoder_arguments()
     return XMCForTextClassification.from_encoder(
-        args.encoder_name,
+        name,
         pooling=encoder.pooling,
         dropout=encoder.dropout,
         attn_implementation=encoder.attn_implementation,
