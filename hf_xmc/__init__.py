@@ -98,8 +98,10 @@ def pipeline(
         kwargs:
             Passed to `transformers.pipeline`: `revision`, `token`, `device`, `top_k`, `batch_size` and the like.
     """
+    from transformers import pipeline as make_pipeline
+
     _register_models()
-    return import_module("transformers").pipeline(TASK, model=model, **kwargs)
+    return make_pipeline(TASK, model=model, **kwargs)
 
 
 def _publish(model: SelfContainedModel, repo_id: str, **options: Any) -> Any:

@@ -71,12 +71,19 @@ def forget_model(folder: str | os.PathLike) -> None:
         folder (`str` or `os.PathLike`):
             Folder into which another model is about to be saved, whose card must not show these.
     """
+    try:
+        _remove_records(Path(folder))
+    except (OSError, ValueError) as error:  # the new model must not be lost for a file that cannot be read
+        logger.warning("Not all that the model before left is gone: %s", error)
+
+
+def _remove_records(folder: Path) -> None:
     records = (TRAINING_ARGS_FILE, RECORD_FILE, ENSEMBLE_FILE)
     for name in (*records, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT):
-        Path(folder, name).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
     for path, _ in result_files(folder):
         path.unlink()
-    card = Path(folder, CARD_FILE)
+    card = folder / CARD_FILE
     if card.is_file() and MARK in card.read_text(encoding="utf-8"):
         card.unlink()
 

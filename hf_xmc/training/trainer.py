@@ -318,10 +318,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
     def _save_new_model(self) -> None:
         if self.work.processes.is_main:
-            try:
-                forget_model(str(self.args.output_dir))
-            except (OSError, ValueError) as error:  # the new model must not be lost for a file that cannot be read
-                logger.warning("Not all that the model before left is gone: %s", error)
+            forget_model(str(self.args.output_dir))
         self.save_model(_internal_call=True)
 
     def _find_checkpoint(self, wanted: str | bool | None) -> str | None:
@@ -482,7 +479,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 def _check_best_metric(args: XMCTrainingArguments, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
     """Raises where the metric that decides on checkpoints is none that is measured on the way."""
     wanted = args.metric_for_best_model
-    if wanted is None or eval_dataset is None or not args.trains_encoder:
+    if wanted is None or eval_dataset is None or args.eval_strategy == "no" or not args.trains_encoder:
         return
     # As the heads of a level are measured: without the training counts of labels, which its nodes have not.
     metrics = XMCMetrics(**({} if args.eval_ks is None else {"ks": args.eval_ks}))  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ _REPLACED = {
     "lr_scheduler_type": "level_rate_floor",
 }
 # Those that have a version for rows of large heads.
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 # One seed, `seed`, serves all parts.
 _SEEDS = {"tree": "tree_seed", "ranker": "ranker_seed"}
 
@@ -300,7 +300,7 @@ class XMCTrainingArguments(TrainingArguments):
         levels = self.make_level_arguments()
         for found in dataclasses.fields(levels):
             setattr(self, f"level_{found.name}", getattr(levels, found.name))
-        if self.optim not in OPTIMIZERS:
+        if self.optim not in _OPTIMIZERS:
             raise ValueError(
                 f"`optim={OptimizerNames(self.optim).value}` is not supported: heads of large levels need AdamW."
             )
