@@ -358,9 +358,9 @@ def _lead_stop(symbols, start, stop, words, by_characters):
 
 
 @njit(cache=True, nogil=True)
-def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, lead_weight, by_characters):
+def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, lead_weight, power, by_characters):
     """
-    Rows of TF-IDF weights of Euclidean norm 1 as CSR arrays: row bounds, sorted columns, values.
+    Rows of TF-IDF weights, raised to `power`, of Euclidean norm 1 as CSR arrays: row bounds, sorted columns, values.
 
     With `lead_words` a row has a second part, columns of their own for the terms among a document's first words; its
     length is `lead_weight` times that of the first part.
@@ -400,6 +400,8 @@ def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, le
                     i += 1
                 count = float(i - first)
                 weight = (1.0 + np.log(count) if sublinear and count > 1.0 else count) * idf[column]
+                if power != 1.0:
+                    weight = weight**power
                 indices[size], values[size] = column + part * idf.shape[0], weight
                 squares += weight * weight
                 size += 1

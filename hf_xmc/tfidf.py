@@ -178,6 +178,8 @@ class TfidfFeaturizer:
             besides. 0 makes none.
         lead_weight (`float`, *optional*, defaults to 0.7):
             Length of that second part of a row in proportion to the first.
+        power (`float`, *optional*, defaults to 1.0):
+            Power that weights are raised to. More than 1 makes rare and repeated terms weigh more beside the others.
 
     Example:
 
@@ -201,6 +203,7 @@ class TfidfFeaturizer:
         lowercase: bool = True,
         lead_words: int = 0,
         lead_weight: float = 0.7,
+        power: float = 1.0,
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
@@ -212,8 +215,9 @@ class TfidfFeaturizer:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or 0 to keep all terms.")
         if not isinstance(lead_words, int) or lead_words < 0:
             raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0 for none.")
-        if not 0 < lead_weight < np.inf:
-            raise ValueError(f"`lead_weight` is {lead_weight!r}; it must be a finite number greater than 0.")
+        for name, value in (("lead_weight", lead_weight), ("power", power)):
+            if not 0 < value < np.inf:
+                raise ValueError(f"`{name}` is {value!r}; it must be a finite number greater than 0.")
         self.analyzer = analyzer
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df
@@ -222,6 +226,7 @@ class TfidfFeaturizer:
         self.lowercase = lowercase
         self.lead_words = lead_words
         self.lead_weight = float(lead_weight)
+        self.power = float(power)
         self.vocabulary: list[str] = []
         self._idf = np.zeros(0, np.float32)
 
@@ -335,6 +340,7 @@ class TfidfFeaturizer:
             "lowercase",
             "lead_words",
             "lead_weight",
+            "power",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -397,6 +403,7 @@ class TfidfFeaturizer:
             self.sublinear_tf,
             self.lead_words,
             self.lead_weight,
+            self.power,
             self.analyzer == "char_wb",
         )
         return indptr, indices.copy(), values.copy()  # without the room that was left over

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
 
 from hf_xmc import tfidf
 from hf_xmc.tfidf import TfidfFeaturizer
@@ -113,6 +114,17 @@ def test_a_document_whose_first_words_are_unknown_has_the_other_part_alone():
     np.testing.assert_allclose(featurizer.transform(["strange words"]).toarray(), [[0, 0, 1, 0, 0, 0]])
 
 
+@pytest.mark.parametrize("power", [0.5, 1.25, 2])
+def test_weights_are_raised_to_a_power_in_each_part(power):
+    settings = {"min_df": 1, "ngram_range": (1, 2), "sublinear_tf": True}
+    ours = TfidfFeaturizer(**settings, lead_words=3, lead_weight=0.5, power=power).fit(TEXTS)
+    theirs = TfidfVectorizer(**settings).fit(TEXTS)
+    leads = [" ".join(re.findall(r"\b\w\w+\b", text.lower())[:3]) for text in TEXTS]
+    whole, lead = (normalize(theirs.transform(texts).toarray() ** power) for texts in (TEXTS, leads))
+    expected = normalize(np.hstack([whole, 0.5 * lead]))
+    np.testing.assert_allclose(ours.transform(TEXTS).toarray(), expected, rtol=1e-5)
+
+
 def test_rows_are_sorted_and_normalised():
     matrix = TfidfFeaturizer(min_df=1).fit(TEXTS).transform(TEXTS + UNSEEN)
     norms = np.sqrt(matrix.multiply(matrix).sum(axis=1)).A1
@@ -189,7 +201,9 @@ def test_texts_are_any_iterable_and_are_streamed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"analyzer": "char_wb", "ngram_range": (2, 4)}, {"lead_words": 3, "lead_weight": 0.4}], ids=str
+    "settings",
+    [{}, {"analyzer": "char_wb", "ngram_range": (2, 4)}, {"lead_words": 3, "lead_weight": 0.4, "power": 1.25}],
+    ids=str,
 )
 def test_saved_and_reloaded_it_gives_identical_matrices(settings, tmp_path):
     texts = [*TEXTS, "lone \ud83d\ude00 surrogates \ud83d \ude00\ud83d"]
@@ -270,6 +284,8 @@ def test_errors_name_the_input_and_the_way_out():
         {"lead_weight": 0},
         {"lead_weight": float("nan")},
         {"lead_weight": float("inf")},
+        {"power": 0},
+        {"power": float("nan")},
     ],
     ids=str,
 )

@@ -226,7 +226,7 @@ def test_the_power_of_vectors_is_applied_in_training_and_prediction(tmp_path):
 
 def test_a_power_of_vectors_is_refused_for_texts(documents, tmp_path):
     both = make_vectors(60).add_column("text", make_documents(60)["text"][:])
-    for data, way_out in ((documents, "Leave it out"), (both, "Set `features='vectors'`")):
+    for data, way_out in ((documents, "Set `tfidf_power`"), (both, "Set `features='vectors'`")):
         with pytest.raises(ValueError, match=f"vector_power=0.5.*{way_out}"):
             XMCTrainer(args=arguments(tmp_path, vector_power=0.5), train_dataset=data).train()
 

@@ -139,7 +139,7 @@ def training_features(
         model.config.vector_power = args.vector_power
         return model.prepare_vectors(Features(feature_matrix(dataset)))
     if args.vector_power != 1:
-        way_out = "Set `features='vectors'`" if has_vectors else "Leave it out"
+        way_out = "Set `features='vectors'`" if has_vectors else "Set `tfidf_power` instead"
         raise ValueError(
             f"`vector_power={args.vector_power}` is for vectors that come with data, but texts are read. {way_out}."
         )

@@ -179,6 +179,7 @@ class XMCTrainingArguments(TrainingArguments):
     tfidf_lowercase: bool | None = _tfidf("Ignore case.")
     tfidf_lead_words: int | None = _tfidf("First words of a document whose terms have features of their own; 0: none.")
     tfidf_lead_weight: float | None = _tfidf("Length of these features in proportion to the others.")
+    tfidf_power: float | None = _tfidf("Power that weights are raised to; more than 1 favours the heaviest terms.")
 
     tree_clustering: str | None = _taken_over(TreeArguments, "clustering")
     tree_branching: int | None = _taken_over(TreeArguments, "branching")
