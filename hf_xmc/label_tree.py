@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -181,7 +182,7 @@ class LabelTree:
                 is itself a label also becomes a leaf under itself.
         """
         if len(set(labels)) != len(labels):
-            twice = next(label for place, label in enumerate(labels) if label in labels[:place])
+            twice = Counter(labels).most_common(1)[0][0]
             raise ValueError(f"The label {twice!r} is given twice: each label has one place in the tree.")
         for node, above_it in parent_of.items():
             if not isinstance(above_it, Hashable):
