@@ -14,8 +14,9 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, hstack
 
+from .document_times import NUM_COLUMNS, compile_time_pattern, read_time, time_features
 from .files import atomic_write, load_tensors, resolve_file, save_tensors
 from .text_kernels import (
     count_ngrams,
@@ -116,12 +117,14 @@ class _Counts:
 
     def __init__(self) -> None:
         self.num_documents = 0
+        self.has_dates = False
         self.lexicon = _new_lexicon()
         self.trie = np.zeros((4096, 2), np.uint64), np.zeros(2048, np.int64), np.zeros(2048, np.int64), 1
 
-    def add(self, num_documents: int, lexicon: _Lexicon | None, trie: _Arrays) -> None:
+    def add(self, num_documents: int, has_dates: bool, lexicon: _Lexicon | None, trie: _Arrays) -> None:
         """Adds what was counted in one chunk; `lexicon` is `None` where symbols are characters."""
         self.num_documents += num_documents
+        self.has_dates |= has_dates
         numbers = np.zeros(0, np.uint32)
         if lexicon is not None:
             table, ends, chars, words, numbers = merge_words(*self.lexicon, *lexicon[1:])
@@ -151,12 +154,12 @@ class _Counts:
 
 
 class TfidfFeaturizer:
-    """
+    r"""
     Sparse TF-IDF features of text, with the weights of scikit-learn's `TfidfVectorizer`.
 
     Rows have Euclidean norm 1, columns are the terms in sorted order; with `lead_words` once more, for the terms among
-    a document's first words. The work is done by compiled loops that run in
-    threads; a result does not depend on their number.
+    a document's first words, and with `time_pattern` pairs of a term and a time follow. The work is done by compiled
+    loops that run in threads; a result does not depend on their number.
 
     Args:
         analyzer (`str`, *optional*, defaults to `"word"`):
@@ -180,6 +183,16 @@ class TfidfFeaturizer:
             Length of that second part of a row in proportion to the first.
         power (`float`, *optional*, defaults to 1.0):
             Power that weights are raised to. More than 1 makes rare and repeated terms weigh more beside the others.
+        time_pattern (`str`, *optional*):
+            Regular expression of a document's date, with a group named `year` and perhaps one named `month` (a number
+            or an English name), such as `(?P<month>[A-Z]\w+) (?P<year>\d{4})`. The first match that is a date counts.
+            The terms among the first words (all terms where `lead_words` is 0), of n-grams the shortest, then have
+            features by time as well: what a term says of a document may change over the years.
+        time_span (`float`, *optional*, defaults to 1.0):
+            Years over which these features change. Documents so far apart share about half of them, documents three
+            times as far apart none.
+        time_weight (`float`, *optional*, defaults to 0.5):
+            Length of this last part of a row in proportion to all before it.
 
     Example:
 
@@ -204,6 +217,9 @@ class TfidfFeaturizer:
         lead_words: int = 0,
         lead_weight: float = 0.7,
         power: float = 1.0,
+        time_pattern: str | None = None,
+        time_span: float = 1.0,
+        time_weight: float = 0.5,
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
@@ -215,7 +231,8 @@ class TfidfFeaturizer:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or 0 to keep all terms.")
         if not isinstance(lead_words, int) or lead_words < 0:
             raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0 for none.")
-        for name, value in (("lead_weight", lead_weight), ("power", power)):
+        positive = {"lead_weight": lead_weight, "power": power, "time_span": time_span, "time_weight": time_weight}
+        for name, value in positive.items():
             if not 0 < value < np.inf:
                 raise ValueError(f"`{name}` is {value!r}; it must be a finite number greater than 0.")
         self.analyzer = analyzer
@@ -227,6 +244,10 @@ class TfidfFeaturizer:
         self.lead_words = lead_words
         self.lead_weight = float(lead_weight)
         self.power = float(power)
+        self.time_pattern = time_pattern
+        self.time_span = float(time_span)
+        self.time_weight = float(time_weight)
+        self._compiled_time_pattern = None if time_pattern is None else compile_time_pattern(time_pattern)
         self.vocabulary: list[str] = []
         self._idf = np.zeros(0, np.float32)
 
@@ -236,7 +257,11 @@ class TfidfFeaturizer:
 
     @property
     def num_features(self) -> int:
-        """Columns of the matrix: a column a term, or two where the first words have columns of their own."""
+        """Columns of the matrix: one for each term, another where it is a first word, and those of times."""
+        return self._num_term_columns + (0 if self.time_pattern is None else NUM_COLUMNS)
+
+    @property
+    def _num_term_columns(self) -> int:
         return len(self.vocabulary) * (2 if self.lead_words else 1)
 
     def fit(self, texts: Iterable[str], num_threads: int | None = None) -> TfidfFeaturizer:
@@ -260,6 +285,11 @@ class TfidfFeaturizer:
                 f"No term is in {self.min_df} or more of the {counts.num_documents} texts. "
                 f"Lower `min_df`, or check that the texts have words for `analyzer={self.analyzer!r}` "
                 f"and `ngram_range={self.ngram_range}`."
+            )
+        if self.time_pattern is not None and not counts.has_dates:
+            raise ValueError(
+                f"`time_pattern={self.time_pattern!r}` finds no date in any of the {counts.num_documents} texts. "
+                "Mend the pattern, or leave it out."
             )
         idf = np.log((1 + counts.num_documents) / (1 + documents)) + 1
         self._index("".join(f"{term}\n" for term in terms), idf.astype(np.float32))
@@ -341,6 +371,9 @@ class TfidfFeaturizer:
             "lead_words",
             "lead_weight",
             "power",
+            "time_pattern",
+            "time_span",
+            "time_weight",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -358,7 +391,7 @@ class TfidfFeaturizer:
         np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=bounds[1:])
         return _encode("".join(texts)), bounds
 
-    def _count(self, texts: list[str]) -> tuple[int, _Lexicon | None, _Arrays]:
+    def _count(self, texts: list[str]) -> tuple[int, bool, _Lexicon | None, _Arrays]:
         """Words and n-grams of a chunk, for [`_Counts`]."""
         inside = _code_points_of(_ANALYZERS[self.analyzer])
         lexicon: _Lexicon | None = None
@@ -368,7 +401,8 @@ class TfidfFeaturizer:
         else:
             symbols, bounds = read_chars(*self._codes(texts), inside)
         table, documents, occurrences = count_ngrams(symbols, bounds, *self.ngram_range, self.analyzer == "char_wb")
-        return len(texts), lexicon, (node_keys(table, len(documents)), documents, occurrences)
+        has_dates = not all(map(np.isnan, self._times(texts)))
+        return len(texts), has_dates, lexicon, (node_keys(table, len(documents)), documents, occurrences)
 
     def _index(self, lines: str, idf: np.ndarray) -> None:
         """Takes on a vocabulary, a term per line, and its weights."""
@@ -385,6 +419,11 @@ class TfidfFeaturizer:
             symbols = np.where(codes == ord("\n"), np.uint32(0), codes + np.uint32(1))
         self._table, columns = index_terms(symbols, bounds)
         self._columns = columns.copy()
+        self._is_shortest = np.fromiter(map(self._length, self.vocabulary), np.int64) == self.ngram_range[0]
+
+    def _length(self, term: str) -> int:
+        """The n of an n-gram."""
+        return term.count(" ") + 1 if self.analyzer == "word" else len(term)
 
     def _weigh(self, texts: list[str]) -> _Arrays:
         """Rows of a chunk as CSR arrays."""
@@ -406,4 +445,26 @@ class TfidfFeaturizer:
             self.power,
             self.analyzer == "char_wb",
         )
+        if self.time_pattern is not None:
+            return self._with_times(texts, indptr, indices, values)
         return indptr, indices.copy(), values.copy()  # without the room that was left over
+
+    def _times(self, texts: list[str]) -> Iterator[float]:
+        """When the documents are from; nothing without a pattern to see it by."""
+        if self._compiled_time_pattern is not None:
+            for text in texts:
+                yield read_time(text, self._compiled_time_pattern)
+
+    def _with_times(self, texts: list[str], indptr: np.ndarray, indices: np.ndarray, values: np.ndarray) -> _Arrays:
+        """Rows, given as CSR arrays, followed by pairs of their terms and their times."""
+        times = np.fromiter(self._times(texts), np.float64, len(texts))
+        first = self._num_term_columns - len(self.vocabulary)
+        paired = np.flatnonzero(indices >= first)
+        paired = paired[self._is_shortest[indices[paired] - first]]
+        documents = np.repeat(np.arange(len(texts)), np.diff(indptr))[paired]
+        pairs = time_features(documents, indices[paired] - first, values[paired], times, self.time_span)
+        rows = csr_matrix((values, indices, indptr), shape=(len(texts), self._num_term_columns))
+        joined = csr_matrix(hstack([rows, pairs * np.float32(self.time_weight)], format="csr"))
+        lengths = np.where(np.diff(pairs.indptr) > 0, np.hypot(1, self.time_weight), 1)
+        joined.data /= np.repeat(lengths, np.diff(joined.indptr)).astype(np.float32)
+        return joined.indptr.astype(np.int64), joined.indices.astype(np.int32), joined.data

@@ -202,7 +202,11 @@ def test_texts_are_any_iterable_and_are_streamed(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"analyzer": "char_wb", "ngram_range": (2, 4)}, {"lead_words": 3, "lead_weight": 0.4, "power": 1.25}],
+    [
+        {},
+        {"analyzer": "char_wb", "ngram_range": (2, 4)},
+        {"lead_words": 3, "lead_weight": 0.4, "power": 1.25, "time_pattern": "(?P<year>1[0-9]+)", "time_span": 2.5},
+    ],
     ids=str,
 )
 def test_saved_and_reloaded_it_gives_identical_matrices(settings, tmp_path):
@@ -286,6 +290,8 @@ def test_errors_name_the_input_and_the_way_out():
         {"lead_weight": float("inf")},
         {"power": 0},
         {"power": float("nan")},
+        {"time_span": 0},
+        {"time_weight": float("inf")},
     ],
     ids=str,
 )

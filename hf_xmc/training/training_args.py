@@ -180,6 +180,11 @@ class XMCTrainingArguments(TrainingArguments):
     tfidf_lead_words: int | None = _tfidf("First words of a document whose terms have features of their own; 0: none.")
     tfidf_lead_weight: float | None = _tfidf("Length of these features in proportion to the others.")
     tfidf_power: float | None = _tfidf("Power that weights are raised to; more than 1 favours the heaviest terms.")
+    tfidf_time_pattern: str | None = _tfidf(
+        "Pattern of dates, with a group `year`: terms have features by time as well."
+    )
+    tfidf_time_span: float | None = _tfidf("Years over which the features by time change.")
+    tfidf_time_weight: float | None = _tfidf("Length of the features by time in proportion to the others.")
 
     tree_clustering: str | None = _taken_over(TreeArguments, "clustering")
     tree_branching: int | None = _taken_over(TreeArguments, "branching")
