@@ -11,6 +11,7 @@ import sys
 import pytest
 import yaml
 from conftest import encoder_arguments, make_documents, make_vectors
+from datasets import Dataset
 from huggingface_hub import ModelCard
 
 from hf_xmc import XMCEnsemble, XMCTrainer, XMCTrainingArguments
@@ -251,6 +252,18 @@ def test_public_names(name, public):
 
 def test_reported_metrics_are_those_measured():
     assert reported({"P@1": 0.5, "R@1": 0.2, "nDCG@10": 0.3}) == {"P@1": 0.5}
+
+
+def test_tables_show_patterns_and_labels_as_they_are(tmp_path):
+    pattern = r"(?P<year>(?:19|20)\d\d)"
+    args = XMCTrainingArguments(
+        str(tmp_path), disable_tqdm=True, use_cpu=True, num_threads=1, tfidf_min_df=1, tfidf_time_pattern=pattern
+    )
+    rows = {"text": ["rice in 1998", "milk in 2001"] * 5, "labels": [["R&D | <b>rice</b>"], ["milk"]] * 5}
+    XMCTrainer(args=args, train_dataset=Dataset.from_dict(rows)).train()
+    text = card_of(tmp_path).text
+    assert "| labels | 2, such as R&amp;D &#124; &lt;b&gt;rice&lt;/b&gt;; milk |\n" in text
+    assert "| `tfidf_time_pattern` | `" + pattern.replace("|", r"\|") + "` |\n" in text
 
 
 def test_an_evaluation_replaces_that_of_the_same_documents():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 from collections.abc import Iterator
@@ -160,19 +161,26 @@ class CardFacts:
         return sum(path.stat().st_size for path in files if path.suffix in kinds)
 
     def frequent_labels(self, count: int = 8) -> list[str]:
-        """Labels with the most training documents."""
+        """Labels with the most training documents, written so that a table of Markdown shows them as they are."""
         order = np.argsort(-self.labels.counts, kind="stable")[:count]
-        return [self.labels.names[i] for i in order]
+        return [html.escape(self.labels.names[i], quote=False).replace("|", "&#124;") for i in order]
 
     def rare_share(self, limit: int = 5) -> float:
         """Part of the labels that have at most so many training documents."""
         return float((self.labels.counts <= limit).mean())
 
     def changed_options(self) -> dict[str, Any]:
-        """The options of the training that have a value, for the record."""
+        """The options of the training that have a value, written as cells of a table in Markdown."""
         hidden = ("encoder_name", "embedding_cache", "num_threads", "eval_ks")
         shown = {name: value for name, value in self.options.items() if value is not None and name not in hidden}
-        return {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in shown.items()}
+        return {name: _cell(value) for name, value in shown.items()}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        # As code: a pattern is full of what Markdown or HTML would take for its own.
+        return f"`{value}`".replace("|", r"\|")
+    return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
 def reported(metrics: dict[str, float]) -> dict[str, float]:
