@@ -187,7 +187,8 @@ class TfidfFeaturizer:
             Regular expression of a document's date, with a group named `year` and perhaps one named `month` (a number
             or an English name), such as `(?P<month>[A-Z]\w+) (?P<year>\d{4})`. The first match that is a date counts.
             The terms among the first words (all terms where `lead_words` is 0), of n-grams the shortest, then have
-            features by time as well: what a term says of a document may change over the years.
+            features by time as well: what a term says of a document may change over the years. `None` or
+            `""` makes none.
         time_span (`float`, *optional*, defaults to 1.0):
             Years over which these features change. Documents so far apart share about half of them, documents three
             times as far apart none.
@@ -244,10 +245,10 @@ class TfidfFeaturizer:
         self.lead_words = lead_words
         self.lead_weight = float(lead_weight)
         self.power = float(power)
-        self.time_pattern = time_pattern
+        self.time_pattern = time_pattern or None
         self.time_span = float(time_span)
         self.time_weight = float(time_weight)
-        self._compiled_time_pattern = None if time_pattern is None else compile_time_pattern(time_pattern)
+        self._compiled_time_pattern = compile_time_pattern(time_pattern) if time_pattern else None
         self.vocabulary: list[str] = []
         self._idf = np.zeros(0, np.float32)
 

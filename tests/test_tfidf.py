@@ -243,6 +243,11 @@ def test_no_documents_gives_an_empty_matrix():
     assert featurizer.transform([""]).nnz == 0
 
 
+def test_an_empty_pattern_is_none():
+    plain = TfidfFeaturizer(min_df=1).fit(TEXTS)
+    assert repr(TfidfFeaturizer(min_df=1, time_pattern="").fit(TEXTS)) == repr(plain)
+
+
 def test_zero_keeps_all_terms():
     every = TfidfFeaturizer(min_df=1, max_features=None).fit(TEXTS)
     assert TfidfFeaturizer(min_df=1, max_features=0).fit(TEXTS).vocabulary == every.vocabulary
