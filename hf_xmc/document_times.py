@@ -83,7 +83,7 @@ def time_features(
     rows, columns, values = [], [], []
     for moments in (nearest - 1, nearest, nearest + 1):
         shares = np.cos(np.minimum(np.abs(positions - moments) / _REACH, 1) * (np.pi / 2))
-        keys = terms << np.uint64(32) | moments.astype(np.uint64)
+        keys = terms << np.uint64(32) | moments.astype(np.int64).astype(np.uint32)
         near = shares > 1e-6
         rows.append(documents[near])
         columns.append(_mixed(keys[near]) % np.uint64(NUM_COLUMNS))

@@ -420,7 +420,8 @@ class TfidfFeaturizer:
             symbols = np.where(codes == ord("\n"), np.uint32(0), codes + np.uint32(1))
         self._table, columns = index_terms(symbols, bounds)
         self._columns = columns.copy()
-        self._is_shortest = np.fromiter(map(self._length, self.vocabulary), np.int64) == self.ngram_range[0]
+        if self.time_pattern is not None:
+            self._is_shortest = np.fromiter(map(self._length, self.vocabulary), np.int64) == self.ngram_range[0]
 
     def _length(self, term: str) -> int:
         """The n of an n-gram."""

@@ -65,6 +65,12 @@ def test_documents_share_less_the_further_apart_they_are():
         assert shared(time, time + 0.8, span=0.25) == 0
 
 
+@pytest.mark.parametrize(("time", "span"), [(0, 1.0), (0.4, 1.0), (1998, 1e6), (1998, 1e-7)])
+def test_terms_stay_apart_whatever_the_numbers_of_their_moments(time, span):
+    rows = time_features(np.array([0, 1]), np.array([3, 4]), np.ones(2), np.full(2, float(time)), span)
+    np.testing.assert_allclose((rows @ rows.T).toarray(), np.eye(2), atol=1e-6)
+
+
 def test_other_terms_and_documents_without_time_share_nothing():
     documents, terms = np.array([0, 1, 2]), np.array([3, 4, 3])
     rows = time_features(documents, terms, np.ones(3), np.array([1998.0, 1998, np.nan]), 1.0)
