@@ -5,8 +5,10 @@ import re
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
 from hf_xmc.document_times import NUM_COLUMNS, compile_time_pattern, read_time, time_features
 from hf_xmc.tfidf import TfidfFeaturizer
 
@@ -136,10 +138,6 @@ def test_fitting_refuses_a_pattern_that_finds_no_date():
 
 
 def test_a_model_learns_that_the_use_of_a_label_has_changed(tmp_path):
-    from datasets import Dataset
-
-    from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
-
     # The same words in all years: rice is "a" and milk "b" until 1979, and the other way round from 1990 on.
     rows = [
         {"text": f"{word} report of {year}", "labels": [label if year < 1985 else {"a": "b", "b": "a"}[label]]}
