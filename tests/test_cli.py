@@ -88,6 +88,16 @@ def test_train_with_column_mapping_and_label_texts(data, tmp_path):
     assert labels.texts[7] == "seven"
 
 
+def test_train_on_several_splits(data, tmp_path):
+    make_documents(100, seed=2).to_parquet(data / "dev.parquet")
+    splits = ["--train_split", "train+validation", "--validation_split", "", "--eval_split", "test"]
+    assert main(train_flags(data, tmp_path / "model", *splits)) == 0
+    record = TrainingRecord.load(tmp_path / "model")
+    assert (record.documents, record.split) == (700, "train+validation")
+    assert "| training documents | 700 (train+validation) |" in (tmp_path / "model" / "README.md").read_text()
+    assert XMCForTextClassification.from_pretrained(tmp_path / "model").labels.num_documents == 700
+
+
 @pytest.mark.parametrize(
     "options, flags, message",
     [
@@ -101,6 +111,9 @@ def test_train_with_column_mapping_and_label_texts(data, tmp_path):
         ({}, ["--dataset", "/no/such/folder"], "no file or folder `/no/such/folder`"),
         ({}, ["--eval_split", "validation"], "no split `validation`"),
         ({"dataset": None}, [], "`--dataset PATH`"),
+        ({"train_split": "train+test"}, ["--eval_split", "test"], "`eval_split: test` share test"),
+        ({"train_split": "train+dev", "validation_split": "validation"}, [], "--validation_split '' is none"),
+        ({"train_split": "train+train"}, [], "different splits with a plus"),
     ],
 )
 def test_mistakes_in_recipes_and_flags(data, tmp_path, capsys, options, flags, message):

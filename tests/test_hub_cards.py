@@ -103,7 +103,7 @@ def test_what_the_text_says(trained):
     assert MARK in text and "**60 labels**" in text
     assert " → ".join(map(str, config["level_sizes"])) in text
     assert f"{record.seconds:,.1f} seconds on" in text and record.machine["processor"] in text
-    assert f"| training documents | {record.documents} |" in text
+    assert f"| training documents | {record.documents}{f' ({record.split})' if record.split else ''} |" in text
     paper = PAPERS["xr-transformer" if kind == "encoder" else "xr-linear"]
     assert paper.bibtex in text
     assert str(folder.parent) not in (folder / "README.md").read_text()

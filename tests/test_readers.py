@@ -40,6 +40,23 @@ def test_parquet_folder(tmp_path, load):
     assert load(tmp_path / "train-5k.parquet")["text"][:] == ["no"]
 
 
+def test_splits_that_are_read_as_one(tmp_path, load):
+    for name, text in (("train", "a"), ("dev", "b"), ("train-5k", "c")):
+        Dataset.from_dict({"text": [text], "labels": [["x"]]}).to_parquet(tmp_path / f"{name}.parquet")
+    Dataset.from_dict({"text": ["d"], "labels": [[7]]}).to_parquet(tmp_path / "test.parquet")
+    assert load(tmp_path, "train+dev")["text"][:] == ["a", "b"]
+    assert load(tmp_path, "validation + train-5k + train")["text"][:] == ["b", "c", "a"]
+    with pytest.raises(ValueError, match="`train-9k`"):
+        load(tmp_path, "train+train-9k")
+    for wrong in ("train+train", "dev+validation", "train+", "+"):
+        with pytest.raises(ValueError, match="different splits with a plus between them"):
+            load(tmp_path, wrong)
+    with pytest.raises(ValueError, match="train and test have not the same columns and types"):
+        load(tmp_path, "train+test")
+    with pytest.raises(ValueError, match="is one file"):
+        load(tmp_path / "train.parquet", "train+dev")
+
+
 def test_shards_in_a_data_folder(tmp_path, load):
     (tmp_path / "data").mkdir()
     for i in range(2):

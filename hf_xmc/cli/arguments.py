@@ -16,7 +16,7 @@ from transformers import AutoModel, HfArgumentParser
 from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
-from ..data.readers import split_name
+from ..data.readers import join_splits, split_names
 from ..files import resolve_file
 from ..tagging import TextTagger
 
@@ -36,7 +36,7 @@ class DataArguments:
         label_texts (`bool`, *optional*, defaults to `False`):
             Whether to read the labels' own texts from the folder (`labels.parquet` or `output-items.txt`).
         train_split (`str`, *optional*, defaults to `"train"`):
-            Split to train on.
+            Split to train on, or several: `train+validation` once all options are chosen.
         validation_split (`str`, *optional*):
             Split that training may look at: to follow its progress, to stop early, to weigh heads and ranker.
         eval_split (`str`, *optional*):
@@ -51,7 +51,7 @@ class DataArguments:
     )
     label_delimiter: str | None = field(default=None, metadata={"help": "What separates labels in a string column."})
     label_texts: bool = field(default=False, metadata={"help": "Read the labels' texts from the folder."})
-    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
         default=None, metadata={"help": "Split that training may look at to choose what it can choose."}
     )
@@ -64,6 +64,18 @@ class DataArguments:
             )
         if isinstance(self.column_mapping, str):
             self.column_mapping = parse_mapping(self.column_mapping)
+        for option in ("validation_split", "eval_split"):
+            self._check_unseen(option)
+
+    def _check_unseen(self, option: str) -> None:
+        """Refuses to judge a model by documents that it is trained on."""
+        given = getattr(self, option)
+        shared = set(split_names(given)) & set(split_names(self.train_split)) if given else set()
+        if shared:
+            raise ValueError(
+                f"`train_split: {self.train_split}` and `{option}: {given}` share {', '.join(sorted(shared))}: what a "
+                f"model is trained on says nothing about its quality. Change one of them; --{option} '' is none."
+            )
 
     def load(self, split: str) -> Dataset:
         """One split of the data."""
@@ -81,12 +93,12 @@ def load_split(
     """One split of a data set, which may be the bundled sample."""
     if path == "sample":
         splits = load_sample()
-        name = split_name(split)
         if column_mapping or label_delimiter:
             raise ValueError("The sample has its columns already: it takes no column mapping and no delimiter.")
-        if name not in splits:
+        names = split_names(str(split))
+        if not set(names) <= set(splits):
             raise ValueError(f"The sample has no split `{split}`; it has {', '.join(splits)}.")
-        return splits[name]
+        return join_splits({name: splits[name] for name in names})
     loaded = load_xmc_dataset(
         path, split, column_mapping=column_mapping, label_delimiter=label_delimiter, require_labels=require_labels
     )

@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> None:
         eval_dataset=validation_dataset,
         label_texts=load_label_texts(data.dataset) if data.label_texts else None,
     )
-    trainer.card.record.dataset = public_name(data.dataset)
+    trainer.card.record.dataset, trainer.card.record.split = public_name(data.dataset), data.train_split
     resume: str | bool | None = args.resume_from_checkpoint
     processes = trainer.work.processes
     if processes.is_main:

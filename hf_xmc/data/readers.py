@@ -10,7 +10,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -62,7 +62,7 @@ def load_xmc_dataset(
             A folder, a file or the id of a dataset on the Hub.
         split (`str`, *optional*):
             Only this split (`train`, `validation` or `dev`, `test`), or the name of a file of the folder without its
-            ending (`train-5k`).
+            ending (`train-5k`), or several of them, one after the other (`train+validation`).
         column_mapping (`Mapping[str, str]`, *optional*):
             The data's column → `text`, `labels`, `feature_ids` or `feature_values`, see [`prepare_dataset`].
         label_delimiter (`str`, *optional*):
@@ -81,7 +81,6 @@ def load_xmc_dataset(
         `DatasetDict` of the splits there are (the development set is called `validation`); a `Dataset` where `split`
         is given or `path` is one file.
     """
-    split = split_name(split)
     location = Path(path).expanduser()
     prepare = {
         "column_mapping": column_mapping,
@@ -89,6 +88,14 @@ def load_xmc_dataset(
         "require_labels": require_labels,
         "keep_columns": keep_columns,
     }
+    if split is not None and "+" in split:
+        if location.is_file():
+            raise ValueError(f"`{path}` is one file: it has no splits `{split}`. Give the folder that it is in.")
+        wanted = split_names(split)
+        return join_splits(
+            {name: load_xmc_dataset(path, name, cache_dir=cache_dir, **prepare, **load_options) for name in wanted}
+        )
+    split = split_name(split)
     if not location.exists():
         return _load_from_hub(str(path), split, prepare, cache_dir, load_options)
     if location.is_file():
@@ -104,8 +111,8 @@ def load_xmc_dataset(
         if len(own) == 1:
             return _load_split("files", split.split("-")[0], own, prepare, cache_dir, load_options)
         raise ValueError(f"`{path}` has no split `{split}`; it has {', '.join(splits)}.")
-    wanted = splits if split is None else [split]
-    loaded = {name: _load_split(*splits[name], prepare, cache_dir, load_options) for name in wanted}
+    chosen = splits if split is None else [split]
+    loaded = {name: _load_split(*splits[name], prepare, cache_dir, load_options) for name in chosen}
     return DatasetDict(loaded) if split is None else loaded[split]
 
 
@@ -169,6 +176,23 @@ def extension_of(path: Path) -> str:
 def split_name(split: str | None) -> str | None:
     """A split by the name it has here: the development set is called `validation`."""
     return "validation" if split in _SPLIT_NAMES["validation"] else split
+
+
+def split_names(splits: str) -> list[str]:
+    """The splits that an expression such as `train+dev` stands for, by the names they have here."""
+    names = [str(split_name(part.strip())) for part in splits.split("+")]
+    if "" in names or len(set(names)) < len(names):
+        raise ValueError(f"`{splits}` has to be different splits with a plus between them, such as train+validation.")
+    return names
+
+
+def join_splits(splits: Mapping[str, Dataset]) -> Dataset:
+    """The documents of several splits, one after the other."""
+    kinds = {name: dataset.features for name, dataset in splits.items()}
+    if any(features != next(iter(kinds.values())) for features in kinds.values()):
+        listed = "; ".join(f"`{name}` has {dict(features)}" for name, features in kinds.items())
+        raise ValueError(f"The splits {' and '.join(splits)} have not the same columns and types: {listed}.")
+    return concatenate_datasets(list(splits.values()))
 
 
 def _stem(path: Path) -> str:

@@ -48,6 +48,7 @@ class ModelCardCallback(TrainerCallback):
         if train_dataset is not None:
             self.record.documents = len(train_dataset)
             self.record.dataset = hub_id(train_dataset)
+            self.record.split = None if train_dataset.split is None else str(train_dataset.split)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Notes where the training runs."""

@@ -31,6 +31,7 @@ class TrainingRecord:
 
     Args:
         dataset (`str`, *optional*): Name of the training data, or its id on the Hub.
+        split (`str`, *optional*): Which part of it, such as `train` or `train+validation`.
         documents (`int`, *optional*): Training documents.
         data (`str`, *optional*): Fingerprint of these documents and their labels.
         seconds (`float`, *optional*): Time of the training, from features to saving.
@@ -46,6 +47,7 @@ class TrainingRecord:
     """
 
     dataset: str | None = None
+    split: str | None = None
     documents: int | None = None
     data: str | None = None
     seconds: float | None = None
