@@ -82,7 +82,7 @@ def load_xmc_dataset(
         is given or `path` is one file.
     """
     location = Path(path).expanduser()
-    prepare = {
+    prepare: dict[str, Any] = {
         "column_mapping": column_mapping,
         "label_delimiter": label_delimiter,
         "require_labels": require_labels,
