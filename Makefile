@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help quickstart test lint clean
+.PHONY: help quickstart test lint kernels clean
 
 help:
 	@echo "make quickstart  train on the bundled sample, evaluate it and tag three texts"
@@ -24,13 +24,19 @@ quickstart: $(VENV)/installed
 	$(RUN) recipes/quickstart.py
 
 # Two processes share the cores: one thread of torch in each, or they wait for each other.
-test: $(VENV)/installed lint
+test: $(VENV)/installed
+	$(MAKE) -j2 lint kernels
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+# The loops are compiled here once, beside the lint; on a fresh checkout each process of the tests would do it for itself.
+kernels: $(VENV)/installed
+	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && $(RUN) -m hf_xmc train --config recipes/sample/xr-linear.yaml \
+		--output_dir "$$folder" --disable_tqdm true > /dev/null
 
 clean:
 	rm -rf $(VENV)
