@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from hf_xmc.cli.arguments import load_split
 from hf_xmc.data import load_sample
 from hf_xmc.data.sample import SAMPLE_FOLDER
 from hf_xmc.labels import Labels
@@ -23,6 +24,15 @@ def test_sizes(sample):
     }
     assert all(split.column_names == ["text", "labels"] for split in sample.values())
     assert sum(path.stat().st_size for path in SAMPLE_FOLDER.iterdir()) <= 3_000_000
+
+
+def test_its_splits_by_name(sample):
+    dev = load_split("sample", "dev")
+    assert str(dev.split) == "validation" and dev["text"][:3] == sample["validation"]["text"][:3]
+    assert load_split("sample", "train+dev").num_rows == sample["train"].num_rows + sample["validation"].num_rows
+    for wrong in ("train+extra", "extra"):
+        with pytest.raises(ValueError, match="it has train, validation, test"):
+            load_split("sample", wrong)
 
 
 def test_every_label_can_be_learnt(sample):

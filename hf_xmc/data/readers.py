@@ -187,7 +187,9 @@ def split_names(splits: str) -> list[str]:
 
 
 def join_splits(splits: Mapping[str, Dataset]) -> Dataset:
-    """The documents of several splits, one after the other."""
+    """The documents of several splits, one after the other; one alone stays what it is."""
+    if len(splits) == 1:
+        return next(iter(splits.values()))
     kinds = {name: dataset.features for name, dataset in splits.items()}
     if any(features != next(iter(kinds.values())) for features in kinds.values()):
         listed = "; ".join(f"`{name}` has {dict(features)}" for name, features in kinds.items())
