@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .labels import Labels
     from .linear_ranker import LinearRanker
     from .modeling_xmc import XMCForTextClassification
+    from .neighbour_ranker import NeighbourRanker
     from .pipeline_xmc import ExtremeTextClassificationPipeline
     from .self_contained import SelfContainedModel
     from .tfidf import TfidfFeaturizer
@@ -40,6 +41,7 @@ _LAZY = {
     "LabelTree": "label_tree",
     "Labels": "labels",
     "LinearRanker": "linear_ranker",
+    "NeighbourRanker": "neighbour_ranker",
     "TfidfFeaturizer": "tfidf",
     "XMCEnsemble": "ensemble_xmc",
     "XMCForTextClassification": "modeling_xmc",
@@ -58,6 +60,7 @@ __all__ = [
     "LabelTree",
     "Labels",
     "LinearRanker",
+    "NeighbourRanker",
     "TfidfFeaturizer",
     "XMCConfig",
     "XMCEnsemble",

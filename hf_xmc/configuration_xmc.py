@@ -90,7 +90,9 @@ class XMCConfig(SelfContainedConfig):
             Power that the values of given vectors are raised to before they are scaled to unit length. 0.5 damps terms
             that one document repeats, where the vectors hold raw counts.
         has_ranker (`bool`, *optional*, defaults to `False`):
-            Whether the model has a linear ranker.
+            Whether the model has a ranker.
+        ranker_type (`str`, *optional*, defaults to `"linear"`):
+            What ranks: `"linear"` ([`LinearRanker`]) or `"neighbours"` ([`NeighbourRanker`]).
         ranker_has_own_tree (`bool`, *optional*, defaults to `False`):
             Whether the ranker searches a tree of its own instead of that of the heads.
         top_k (`int`, *optional*, defaults to 10):
@@ -124,6 +126,7 @@ class XMCConfig(SelfContainedConfig):
     embedding_scale: float = 1.0
     has_tfidf: bool = False
     has_ranker: bool = False
+    ranker_type: str = "linear"
     ranker_has_own_tree: bool = False
     vector_power: float = 1.0
     top_k: int = 10

@@ -152,7 +152,7 @@ def _log_probability(margin, loss):
 
 
 @compiled
-def _candidate(bits, node):
+def candidate_of(bits, node):
     """
     A score and a node as one number: of two, the better has the higher score or, of equal ones, the lower node.
 
@@ -164,18 +164,18 @@ def _candidate(bits, node):
 
 
 @compiled
-def _candidate_node(candidate):
+def candidate_node(candidate):
     return _LAST_NODE - np.int64(candidate & np.uint64(_LAST_NODE))
 
 
 @compiled
-def _candidate_bits(candidate):
+def candidate_bits(candidate):
     ordered = np.uint32(candidate >> np.uint64(32))
     return ordered ^ _SIGN if ordered & _SIGN else ~ordered
 
 
 @compiled
-def _select(candidates, limit):
+def select(candidates, limit):
     """Brings the `limit` best candidates to the front, the worst of them last: quickselect without branches inside."""
     first, last = 0, candidates.shape[0] - 1
     target = limit - 1
@@ -285,11 +285,11 @@ def search(
                                 scores[lane] = beam_scores[i, position] + _log_probability(scores[lane], loss)
                         size, bound = kept[i], worst[i]
                         for lane in range(num_lanes):
-                            candidate = _candidate(score_bits[lane], first_child + lane)
+                            candidate = candidate_of(score_bits[lane], first_child + lane)
                             candidates[i, size] = candidate
                             size += candidate > bound
                         if size > 2 * limit:
-                            _select(candidates[i, :size], limit)
+                            select(candidates[i, :size], limit)
                             size, worst[i] = limit, candidates[i, limit - 1]
                         kept[i] = size
                     if tabled:
@@ -297,7 +297,7 @@ def search(
                 group = group_end
             for i in range(count):
                 if kept[i] > limit:
-                    _select(candidates[i, : kept[i]], limit)
+                    select(candidates[i, : kept[i]], limit)
                     kept[i], worst[i] = limit, candidates[i, limit - 1]
         beam_scores, beam_nodes = np.empty((count, limit), np.float32), np.empty((count, limit), np.int64)
         sizes = kept
@@ -306,7 +306,7 @@ def search(
             if last:
                 best[:] = np.sort(best)[::-1]
             elif sizes[i] > 0:
-                _select(best, min(_first_visits(limit), sizes[i]))
+                select(best, min(_first_visits(limit), sizes[i]))
             _write_beam(best, beam_scores.view(np.uint32)[i], beam_nodes[i])
     for i in range(count):
         size = sizes[i]
@@ -323,8 +323,8 @@ def _first_visits(limit):
 @compiled
 def _write_beam(best, beam_bits, beam_nodes):
     for position in range(best.shape[0]):
-        beam_bits[position] = _candidate_bits(best[position])
-        beam_nodes[position] = _candidate_node(best[position])
+        beam_bits[position] = candidate_bits(best[position])
+        beam_nodes[position] = candidate_node(best[position])
 
 
 @compiled
@@ -344,7 +344,7 @@ def _visits_by_node(beam_bits, beam_nodes, sizes, first, last, child_begin, summ
     for i in range(sizes.shape[0]):
         for position in range(first, min(sizes[i], last)):
             node = beam_nodes[i, position]
-            if not summed or _candidate(beam_bits[i, position], child_begin[node]) > worst[i]:
+            if not summed or candidate_of(beam_bits[i, position], child_begin[node]) > worst[i]:
                 nodes[total] = node
                 visits[total, 0], visits[total, 1] = i, position
                 total += 1

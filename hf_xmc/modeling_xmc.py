@@ -19,6 +19,7 @@ from .label_tree import LabelTree
 from .labels import Labels
 from .level_heads import LevelHeads
 from .linear_ranker import Beam, LinearRanker
+from .neighbour_ranker import NeighbourRanker
 from .outputs import XMCOutput, mix_scores
 from .pretrained_xmc import XMCPreTrainedModel
 from .tagging import TextTagger
@@ -60,8 +61,8 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
             The label hierarchy; that of the ranker by default.
         tfidf ([`TfidfFeaturizer`], *optional*):
             Makes the sparse features of text. A model without takes vectors only, or has an encoder.
-        ranker ([`LinearRanker`], *optional*):
-            The linear models of the tree's nodes.
+        ranker ([`LinearRanker`] or [`NeighbourRanker`], *optional*):
+            The linear models of the tree's nodes, or the training documents themselves.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             Tokenizer of the encoder.
 
@@ -80,7 +81,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         labels: Labels | None = None,
         label_tree: LabelTree | None = None,
         tfidf: TfidfFeaturizer | None = None,
-        ranker: LinearRanker | None = None,
+        ranker: LinearRanker | NeighbourRanker | None = None,
         tokenizer: Any = None,
     ) -> None:
         super().__init__(config)
@@ -378,7 +379,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         if self.ranker is None:
             raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
         start = None
-        if self.ranker.first_level > 1:
+        if isinstance(self.ranker, LinearRanker) and self.ranker.first_level > 1:
             beam = self.ranker.beam_size if beam_size is None else beam_size
             start = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
         scores, indices = self.ranker.predict(

@@ -18,11 +18,16 @@ from .heads import LevelHead
 from .label_tree import TREE_FILE, LabelTree
 from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
+from .neighbour_ranker import NeighbourRanker
 from .self_contained import SelfContainedModel
 from .shards import MAX_SHARD_SIZE, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
+_RANKERS: dict[str, type[LinearRanker] | type[NeighbourRanker]] = {
+    "linear": LinearRanker,
+    "neighbours": NeighbourRanker,
+}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
@@ -55,7 +60,7 @@ class XMCPreTrainedModel(SelfContainedModel):
     labels: Labels | None
     label_tree: LabelTree | None
     tfidf: TfidfFeaturizer | None
-    ranker: LinearRanker | None
+    ranker: LinearRanker | NeighbourRanker | None
     tokenizer: Any
 
     @torch.no_grad()
@@ -118,6 +123,7 @@ class XMCPreTrainedModel(SelfContainedModel):
         self.config.level_sizes = self.label_tree.level_sizes
         self.config.has_tfidf, self.config.has_ranker = self.tfidf is not None, self.ranker is not None
         self.config.ranker_has_own_tree = own_tree
+        self.config.ranker_type = "neighbours" if isinstance(self.ranker, NeighbourRanker) else "linear"
         self._check_parts("The model")
         if getattr(self.tokenizer, "is_fast", False):
             # What the last call has set would be saved, and a model that is loaded and saved again not be the same.
@@ -146,7 +152,13 @@ class XMCPreTrainedModel(SelfContainedModel):
             tree = self.label_tree
             if self.config.ranker_has_own_tree:
                 tree = _load_part(LabelTree, name_or_path, {"filename": RANKER_TREE_FILE, **hub_kwargs})
-            self.ranker = _load_part(LinearRanker, name_or_path, {"tree": tree, **hub_kwargs})
+            kind = _RANKERS.get(self.config.ranker_type)
+            if kind is None:
+                raise ValueError(
+                    f"The configuration of `{name_or_path}` says `ranker_type={self.config.ranker_type!r}`, which is "
+                    f"not one of {', '.join(_RANKERS)}. Update hf_xmc, or mend `config.json`."
+                )
+            self.ranker = _load_part(kind, name_or_path, {"tree": tree, **hub_kwargs})
         self._check_parts(f"`{name_or_path}`")
 
     def _check_parts(self, source: str) -> None:

@@ -54,8 +54,8 @@ def run_select(scores, nodes, limit):
     candidates = np.empty(scores.shape[0], dtype=np.uint64)
     bits = scores.view(np.uint32)
     for i in range(scores.shape[0]):
-        candidates[i] = kernels._candidate(bits[i], nodes[i])
-    kernels._select(candidates, limit)
+        candidates[i] = kernels.candidate_of(bits[i], nodes[i])
+    kernels.select(candidates, limit)
     best_scores, best_nodes = np.empty(limit, np.float32), np.empty(limit, np.int64)
     kernels._write_beam(candidates[:limit], best_scores.view(np.uint32), best_nodes)
     return best_scores, best_nodes

@@ -103,6 +103,18 @@ def test_options_from_the_parser_of_transformers(tmp_path):
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1` would have no effect"),
         ({"optim": "adafactor"}, "optim=.*adafactor.*AdamW"),
         ({"method": "dismec", "encoder_max_length": 64}, "`encoder_max_length=64` would have no effect"),
+        ({"neighbours_power": 2.0}, "`neighbours_power=2.0` would have no effect: 'xr-linear' does not look for"),
+        (
+            {"method": "neighbours", "ranker_cost": 2.0},
+            "`ranker_cost=2.0` would have no effect: 'neighbours' trains",
+        ),
+        (
+            {"method": "neighbours", "tree_branching": 4},
+            "`tree_branching=4` would have no effect: 'neighbours'",
+        ),
+        ({"method": "neighbours", "neighbours_count": 0}, r"`neighbours_\*`.*`count` must be at least 1, not 0"),
+        ({"method": "neighbours", "neighbours_power": 0.0}, r"`neighbours_\*`.*`power` must be a number greater"),
+        ({"method": "neighbours", "neighbours_terms": -1}, r"`neighbours_\*`.*`terms` must not be negative"),
     ],
 )
 def test_bad_options(tmp_path, options, message):
@@ -115,8 +127,9 @@ def test_bad_options(tmp_path, options, message):
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - set(ENCODER_METHODS)))
 def test_every_linear_method_learns(method, documents, tmp_path):
+    small_tree = {"tree_max_leaf_size": 10, "tree_branching": 4}
     trainer = XMCTrainer(
-        args=arguments(tmp_path, method=method, tree_max_leaf_size=10, tree_branching=4),
+        args=arguments(tmp_path, method=method, **({} if method == "neighbours" else small_tree)),
         train_dataset=documents,
         eval_dataset=make_documents(200, seed=1),
     )
@@ -124,7 +137,7 @@ def test_every_linear_method_learns(method, documents, tmp_path):
     metrics = trainer.evaluate()
     assert metrics["eval_P@1"] > 0.95
     assert trainer.model.config.method == method
-    assert (trainer.model.label_tree.depth == 1) == (method == "dismec")
+    assert (trainer.model.label_tree.depth == 1) == (method in ("dismec", "neighbours"))
 
 
 def test_train_saves_logs_and_reports(documents, tmp_path):

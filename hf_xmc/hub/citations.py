@@ -97,6 +97,14 @@ PAPERS = {
         "Machine Learning",
         2020,
     ),
+    "neighbours": _article(
+        "k nearest neighbours",
+        "cover1967nearest",
+        "Nearest neighbor pattern classification",
+        "Cover, Thomas M. and Hart, Peter E.",
+        "IEEE Transactions on Information Theory",
+        1967,
+    ),
     "dismec": _conference(
         "DiSMEC",
         "babbar2017dismec",

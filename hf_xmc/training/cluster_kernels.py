@@ -166,6 +166,17 @@ def _largest(values, count):
 
 
 @compiled
+def largest_of_rows(indptr, data, count):
+    """Marks the `count` largest entries of each sparse row, all where there are no more."""
+    marked = np.ones(data.shape[0], dtype=np.bool_)
+    for row in range(indptr.shape[0] - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        if end - begin > count:
+            marked[begin:end] = _largest(data[begin:end], count)
+    return marked
+
+
+@compiled
 def nearest_centre(indptr, indices, data, dense, members, sparse_centres, dense_centres, assignment):
     """Writes the most similar centre of each member (columns of `(features, k)` centres); returns how many changed."""
     k = sparse_centres.shape[1] if sparse_centres.shape[0] > 0 else dense_centres.shape[1]

@@ -13,11 +13,13 @@ from ..features import Features
 from ..files import load_tensors, save_tensors
 from ..label_tree import LabelTree
 from ..labels import Labels
-from ..linear_ranker import Beam
+from ..linear_ranker import Beam, LinearRanker
 from ..modeling_xmc import XMCForTextClassification
+from ..neighbour_ranker import NeighbourRanker
 from ..tfidf import TfidfFeaturizer
 from .clustering import TreeArguments, build_tree, frequency_tree
 from .label_features import check_label_texts, describe_labels, label_documents
+from .neighbour_training import index_documents
 from .progress import CountedTexts, Stages
 from .ranker_training import train_ranker
 from .training_args import XMCTrainingArguments
@@ -114,15 +116,21 @@ def add_ranker(
     """
     tree = model.label_tree if tree is None else tree
     assert tree is not None
+    ranker: LinearRanker | NeighbourRanker
     with stages.stage("ranker") as facts:
         if args.label_text_length:
             texts, own_labels = label_documents(model, args.label_text_length, args.num_threads)
             features, targets = features.followed_by(texts), csr_matrix(vstack([targets, own_labels], format="csr"))
             facts.update(label_documents=len(texts))
-        model.ranker = train_ranker(
-            features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report, start, stages.work
-        )
-        facts.update(ranker_bytes=model.ranker.num_bytes)
+        if args.finds_neighbours:
+            ranker = index_documents(features, targets, tree, args.make_neighbour_arguments())
+        else:
+            ranker = train_ranker(
+                features, targets, tree, args.make_ranker_arguments(), args.num_threads, stages.report, start,
+                stages.work,
+            )  # fmt: skip
+        model.ranker = ranker
+        facts.update(ranker_bytes=ranker.num_bytes)
 
 
 def training_features(

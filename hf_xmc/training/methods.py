@@ -60,8 +60,10 @@ METHODS: dict[str, dict[str, Any]] = {
         **_PRODUCT_ALONG_THE_PATH,
     },
     "dismec": {"tree_clustering": "flat"},
+    # Labels are those of similar documents: there is nothing to cluster, nor to train.
+    "neighbours": {"tree_clustering": "flat"},
 }
-# Methods with an encoder that is trained; the others are linear.
+# Methods with an encoder that is trained; the others have none.
 ENCODER_METHODS = ("xr-transformer", "x-transformer", "lightxml", "aplc-xlnet")
 
 

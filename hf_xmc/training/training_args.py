@@ -20,6 +20,7 @@ from .encoder_args import EncoderArguments
 from .label_features import ENCODER_LABEL_FEATURES, LABEL_FEATURES
 from .levels import LevelArguments
 from .methods import ENCODER_METHODS, METHODS, method_options
+from .neighbour_training import NeighbourArguments
 from .ranker_training import RankerArguments
 
 # Options `<prefix>_<name>` are the arguments `<name>` of these parts, which hold their defaults.
@@ -27,6 +28,7 @@ _PARTS: dict[str, type] = {
     "tfidf": TfidfFeaturizer,
     "tree": TreeArguments,
     "ranker": RankerArguments,
+    "neighbours": NeighbourArguments,
     "encoder": EncoderArguments,
     "level": LevelArguments,
 }
@@ -71,15 +73,15 @@ class XMCTrainingArguments(TrainingArguments):
     In place of `num_train_epochs`, `max_steps`, `learning_rate`, `warmup_steps` and `lr_scheduler_type`, which are
     errors here, there are `level_epochs`, `level_steps`, `level_learning_rate`, `level_warmup` and `level_rate_floor`.
 
-    Options that begin with `tfidf_`, `tree_`, `ranker_`, `encoder_` and `level_` are the arguments of
-    [`TfidfFeaturizer`], `TreeArguments`, `RankerArguments`, `EncoderArguments` and `LevelArguments`, where they are
-    explained and have their defaults. One that is left out (`None`) gets the
-    value of the method's preset, or else that default; after construction each option holds the value that is used.
+    Options that begin with `tfidf_`, `tree_`, `ranker_`, `neighbours_`, `encoder_` and `level_` are the arguments of
+    [`TfidfFeaturizer`], `TreeArguments`, `RankerArguments`, `NeighbourArguments`, `EncoderArguments` and
+    `LevelArguments`, where they are explained and have their defaults. One that is left out (`None`) gets the value of
+    the method's preset, or else that default; after construction each option holds the value that is used.
 
     Args:
         method (`str`, *optional*, defaults to `"xr-linear"`):
-            Preset: `xr-transformer`, `x-transformer`, `lightxml`, `aplc-xlnet`, `xr-linear`, `parabel`, `bonsai` or
-            `dismec`. What is given explicitly wins over it.
+            Preset: `xr-transformer`, `x-transformer`, `lightxml`, `aplc-xlnet`, `xr-linear`, `parabel`, `bonsai`,
+            `dismec` or `neighbours`. What is given explicitly wins over it.
         overwrite (`bool`, *optional*, defaults to `False`):
             Whether training may replace a finished model in `output_dir`.
         features (`str`, *optional*):
@@ -209,6 +211,10 @@ class XMCTrainingArguments(TrainingArguments):
     ranker_tolerance: float | None = _taken_over(RankerArguments, "tolerance")
     ranker_bias_prior: float | None = _taken_over(RankerArguments, "bias_prior")
 
+    neighbours_count: int | None = _taken_over(NeighbourArguments, "count")
+    neighbours_power: float | None = _taken_over(NeighbourArguments, "power")
+    neighbours_terms: int | None = _taken_over(NeighbourArguments, "terms")
+
     encoder_name: str | None = _taken_over(EncoderArguments, "name")
     encoder_max_length: int | None = _taken_over(EncoderArguments, "max_length")
     encoder_long_text: str | None = _taken_over(EncoderArguments, "long_text")
@@ -303,6 +309,7 @@ class XMCTrainingArguments(TrainingArguments):
         count_threads(self.num_threads)
         # A wrong value is an error here and not after minutes of work.
         self.make_tfidf(), self.make_tree_arguments(), self.make_ranker_arguments(), self.make_encoder_arguments()
+        self.make_neighbour_arguments()
         levels = self.make_level_arguments()
         for found in dataclasses.fields(levels):
             setattr(self, f"level_{found.name}", getattr(levels, found.name))
@@ -316,8 +323,15 @@ class XMCTrainingArguments(TrainingArguments):
                 "take true labels as they are. Leave it out."
             )
         if not self.trains_encoder:
-            self._check_unused("level", LevelArguments())
-            self._check_unused("encoder", EncoderArguments(name=self.encoder_name))
+            instead = f"`method` to one of {', '.join(ENCODER_METHODS)}"
+            self._check_unused("level", LevelArguments(), "trains no encoder", instead)
+            self._check_unused("encoder", EncoderArguments(name=self.encoder_name), "trains no encoder", instead)
+        if self.finds_neighbours:
+            self._check_unused("ranker", RankerArguments(), "trains no classifiers", "`method='xr-linear'`")
+            self._check_unused("tree", TreeArguments("flat"), "searches no tree", "`method='xr-linear'`")
+        else:
+            reason = "does not look for similar documents"
+            self._check_unused("neighbours", NeighbourArguments(), reason, "`method='neighbours'`")
 
     def _check_replaced(self) -> None:
         defaults = {found.name: found.default for found in dataclasses.fields(TrainingArguments)}
@@ -329,19 +343,24 @@ class XMCTrainingArguments(TrainingArguments):
                     f"schedule of its own. Set `{instead}`, one value or one per level."
                 )
 
-    def _check_unused(self, prefix: str, defaults: Any) -> None:
+    def _check_unused(self, prefix: str, defaults: Any, reason: str, instead: str) -> None:
         for found in dataclasses.fields(defaults):
             option = f"{prefix}_{found.name}"
-            if getattr(self, option) != getattr(defaults, found.name):
+            if found.name != _SEEDS.get(prefix) and getattr(self, option) != getattr(defaults, found.name):
                 raise ValueError(
-                    f"`{option}={getattr(self, option)!r}` would have no effect: {self.method!r} trains no encoder. "
-                    f"Leave it out, or set `method` to one of {', '.join(ENCODER_METHODS)}."
+                    f"`{option}={getattr(self, option)!r}` would have no effect: {self.method!r} {reason}. Leave it "
+                    f"out, or set {instead}."
                 )
 
     @property
     def trains_encoder(self) -> bool:
         """Whether the method has an encoder."""
         return self.method in ENCODER_METHODS
+
+    @property
+    def finds_neighbours(self) -> bool:
+        """Whether labels are those of similar documents, so that there are no classifiers."""
+        return self.method == "neighbours"
 
     def make_tfidf(self) -> TfidfFeaturizer:
         """A new featurizer with the options `tfidf_*`."""
@@ -354,6 +373,10 @@ class XMCTrainingArguments(TrainingArguments):
     def make_ranker_arguments(self) -> RankerArguments:
         """The options `ranker_*`."""
         return self._make("ranker")
+
+    def make_neighbour_arguments(self) -> NeighbourArguments:
+        """The options `neighbours_*`."""
+        return self._make("neighbours")
 
     def make_encoder_arguments(self) -> EncoderArguments:
         """The options `encoder_*`."""
