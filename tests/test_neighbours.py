@@ -13,6 +13,7 @@ from small_problems import random_problem
 from hf_xmc import XMCEnsemble, XMCForTextClassification, XMCTrainer, XMCTrainingArguments, pipeline
 from hf_xmc.features import Features
 from hf_xmc.files import save_tensors
+from hf_xmc.hub.model_card import write_model_card
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import RANKER_FILE
 from hf_xmc.neighbour_ranker import NeighbourRanker
@@ -181,6 +182,11 @@ def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
         scores[row["label"]] = scores.get(row["label"], 0) + 0.3 * row["score"]
     for row in pipeline(str(tmp_path / "both"), top_k=3)(texts[0]):
         assert row["score"] == pytest.approx(scores[row["label"]], abs=1e-5)
+    warning = "may be published only where they may"
+    assert warning in (tmp_path / "neighbours" / "README.md").read_text()
+    assert "An empty text gets\n  no labels." in (tmp_path / "neighbours" / "README.md").read_text()
+    assert warning not in (tmp_path / "linear" / "README.md").read_text()
+    assert warning in write_model_card(tmp_path / "both").read_text()
     assert {"neighbour_ranker.py", "neighbour_kernels.py"} <= {path.name for path in code_files()}
 
 

@@ -144,6 +144,11 @@ class CardFacts:
         return paper.name if paper else self.config.method or LIBRARY
 
     @property
+    def holds_documents(self) -> bool:
+        """Whether training documents can be read from the model, or from one of an ensemble."""
+        return any(model.config.ranker_type == "neighbours" for model in self.models)
+
+    @property
     def tree_shape(self) -> str:
         """The tree in one line: `16 → 256 → 4,108`."""
         return " → ".join(f"{size:,}" for size in self.config.level_sizes or [])
