@@ -29,17 +29,20 @@ def vote(
     voters = np.empty(2 * count, dtype=np.uint64)
     best = np.empty(2 * top_k, dtype=np.uint64)
     strengths = np.empty(count, dtype=np.float32)
+    nothing = candidate_of(_NOT_SIMILAR, 0)  # all that have a score are better candidates
     for i in range(last_document - first_document):
         document = first_document + i
         similarities[:] = 0
         for p in range(indptr[document], indptr[document + 1]):
             for q in range(term_begin[indices[p]], term_begin[indices[p] + 1]):
                 similarities[term_documents[q]] += data[p] * term_weights[q]
-        # No document without similarity, nor any that is unlike, is a better candidate than this.
-        worst = candidate_of(_NOT_SIMILAR, 0)
-        kept = 0
+        worst, kept, bound = nothing, 0, np.float32(0)
         for known in range(similarities.shape[0]):
-            kept, worst = _keep(voters, kept, worst, candidate_of(similarity_bits[known], known), count)
+            # Nearly all end here.
+            if similarities[known] > bound:
+                kept, worst = _keep(voters, kept, worst, candidate_of(similarity_bits[known], known), count)
+                if worst > nothing:
+                    bound = similarities[candidate_node(worst)]
         if kept > count:
             select(voters[:kept], count)
             kept = count
@@ -50,7 +53,7 @@ def vote(
             total += strengths[v]
             for q in range(label_begin[known], label_begin[known + 1]):
                 votes[labels[q]] += strengths[v]
-        worst, size = candidate_of(_NOT_SIMILAR, 0), 0
+        worst, size = nothing, 0
         for v in range(kept):
             known = candidate_node(voters[v])
             for q in range(label_begin[known], label_begin[known + 1]):
