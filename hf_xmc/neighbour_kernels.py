@@ -28,7 +28,6 @@ def vote(
     similarity_bits, vote_bits = similarities.view(np.uint32), votes.view(np.uint32)
     voters = np.empty(2 * count, dtype=np.uint64)
     best = np.empty(2 * top_k, dtype=np.uint64)
-    strengths = np.empty(count, dtype=np.float32)
     nothing = candidate_of(_NOT_SIMILAR, 0)  # all that have a score are better candidates
     for i in range(last_document - first_document):
         document = first_document + i
@@ -46,13 +45,16 @@ def vote(
         if kept > count:
             select(voters[:kept], count)
             kept = count
-        total = np.float32(0)
+        # Shares stay the same if the most similar one votes with 1, and powers of small numbers do not vanish.
+        largest, total = np.float32(0), np.float32(0)
+        for v in range(kept):
+            largest = max(largest, similarities[candidate_node(voters[v])])
         for v in range(kept):
             known = candidate_node(voters[v])
-            strengths[v] = similarities[known] ** power
-            total += strengths[v]
+            strength = (similarities[known] / largest) ** power
+            total += strength
             for q in range(label_begin[known], label_begin[known + 1]):
-                votes[labels[q]] += strengths[v]
+                votes[labels[q]] += strength
         worst, size = nothing, 0
         for v in range(kept):
             known = candidate_node(voters[v])

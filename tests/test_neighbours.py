@@ -90,6 +90,14 @@ def test_documents_that_are_unlike_do_not_vote():
     assert labels.tolist() == [[0, -1], [-1, -1], [-1, -1]] and scores[:, 0].tolist() == [1, 0, 0]
 
 
+def test_documents_that_are_hardly_alike_vote_as_well():
+    documents = Features(csr_matrix(np.array([[1, 0], [0, 1]], dtype=np.float32)))
+    targets = csr_matrix(np.eye(2, dtype=np.float32))
+    asked = Features(csr_matrix(np.array([[2e-15, 1e-15]], dtype=np.float32)))
+    scores, labels = indexed(documents, targets).predict(asked, 2)
+    assert labels.tolist() == [[0, 1]] and scores[0] == pytest.approx([16 / 17, 1 / 17])
+
+
 def test_threads_batches_and_index_types_change_nothing(monkeypatch):
     features, targets, queries = problem(documents=300)
     ranker = indexed(features, targets)
