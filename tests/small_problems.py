@@ -10,6 +10,7 @@ from scipy.sparse import csr_matrix
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import LinearRanker
+from hf_xmc.neighbour_ranker import NeighbourRanker
 
 # Depth 3; single children, a node of 17 labels (two blocks of lanes) and labels in no particular order.
 UNEVEN_PARENTS = [
@@ -84,11 +85,13 @@ def as_weights(ranker: LinearRanker) -> list[np.ndarray]:
     return levels
 
 
-def same_weights(first: LinearRanker, second: LinearRanker) -> bool:
+def same_weights(first: LinearRanker | NeighbourRanker, second: LinearRanker | NeighbourRanker) -> bool:
     """Whether two rankers are equal to the last bit."""
-    return vars(first.weights).keys() == vars(second.weights).keys() and all(
-        array.dtype == getattr(second.weights, name).dtype and np.array_equal(array, getattr(second.weights, name))
-        for name, array in vars(first.weights).items()
+    arrays, others = (
+        vars(ranker.index if isinstance(ranker, NeighbourRanker) else ranker.weights) for ranker in (first, second)
+    )
+    return arrays.keys() == others.keys() and all(
+        array.dtype == others[name].dtype and np.array_equal(array, others[name]) for name, array in arrays.items()
     )
 
 

