@@ -40,9 +40,8 @@ def slow_votes(query, documents, targets, count, power, terms):
         if terms:
             row = np.where(np.isin(np.arange(len(row)), np.argsort(-row, kind="stable")[:terms]), row, 0)
         similarities.append(row @ query)
-    voters = sorted(
-        (known for known in range(len(documents)) if similarities[known] > 0), key=lambda n: -similarities[n]
-    )
+    alike = [known for known in range(len(documents)) if similarities[known] > 0]
+    voters = sorted(alike, key=lambda known: -similarities[known])
     votes: dict[int, float] = defaultdict(float)
     for known in voters[:count]:
         for label in np.flatnonzero(targets[known]):
@@ -59,9 +58,6 @@ def test_votes_are_those_of_the_oracle(options, top_k):
     features, targets, queries = problem()
     scores, labels = indexed(features, targets, **options).predict(queries, top_k)
     assert scores.shape == labels.shape == (len(queries), top_k)
-    count, power, terms = (
-        options.get(name, default) for name, default in (("count", 50), ("power", 4.0), ("terms", 128))
-    )
     documents, truth = features.sparse.toarray(), targets.toarray()
     for row, query in enumerate(queries.sparse.toarray().astype(np.float64)):
         votes = slow_votes(query, documents, truth, **vars(NeighbourArguments(**options)))
