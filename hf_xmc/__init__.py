@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from .ensemble_xmc import XMCEnsemble
     from .evaluation import XMCMetrics
     from .features import Features
+    from .knn_ranker import KNNRanker
     from .label_tree import LabelTree
     from .labels import Labels
     from .linear_ranker import LinearRanker
     from .modeling_xmc import XMCForTextClassification
-    from .neighbour_ranker import NeighbourRanker
     from .pipeline_xmc import ExtremeTextClassificationPipeline
-    from .self_contained import SelfContainedModel
+    from .remote_code import SelfContainedModel
     from .tfidf import TfidfFeaturizer
+    from .training.arguments import XMCTrainingArguments
     from .training.trainer import XMCTrainer
-    from .training.training_args import XMCTrainingArguments
 
 _LAZY = {
     "ExtremeTextClassificationPipeline": "pipeline_xmc",
@@ -41,13 +41,13 @@ _LAZY = {
     "LabelTree": "label_tree",
     "Labels": "labels",
     "LinearRanker": "linear_ranker",
-    "NeighbourRanker": "neighbour_ranker",
+    "KNNRanker": "knn_ranker",
     "TfidfFeaturizer": "tfidf",
     "XMCEnsemble": "ensemble_xmc",
     "XMCForTextClassification": "modeling_xmc",
     "XMCMetrics": "evaluation",
     "XMCTrainer": "training.trainer",
-    "XMCTrainingArguments": "training.training_args",
+    "XMCTrainingArguments": "training.arguments",
     "load_label_texts": "data",
     "load_sample": "data",
     "load_xmc_dataset": "data",
@@ -57,10 +57,10 @@ _LAZY = {
 __all__ = [
     "ExtremeTextClassificationPipeline",
     "Features",
+    "KNNRanker",
     "LabelTree",
     "Labels",
     "LinearRanker",
-    "NeighbourRanker",
     "TfidfFeaturizer",
     "XMCConfig",
     "XMCEnsemble",
@@ -127,7 +127,7 @@ def _register_models() -> None:
     from .ensemble_xmc import XMCEnsemble
     from .modeling_xmc import XMCForTextClassification
     from .pipeline_xmc import ExtremeTextClassificationPipeline
-    from .self_contained import SelfContainedModel
+    from .remote_code import SelfContainedModel
 
     for config_class, model_class in ((XMCConfig, XMCForTextClassification), (XMCEnsembleConfig, XMCEnsemble)):
         for auto_class in (AutoModel, AutoModelForSequenceClassification):

@@ -9,6 +9,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 TASK = "extreme-text-classification"
+HEAD_LOSSES = ("bce", "squared_hinge")
+POOLINGS = ("mean", "cls", "last")
+LONG_TEXTS = ("truncate", "head_tail", "windows")
 
 
 class SelfContainedConfig(PreTrainedConfig):
@@ -63,11 +66,11 @@ class XMCConfig(SelfContainedConfig):
         head_levels (`list[int]`, *optional*):
             Levels of the tree that have a head on the encoder, counted from 1, ascending.
         head_loss (`str`, *optional*, defaults to `"bce"`):
-            Loss of the heads, which says what a margin means: `"bce"` or `"squared_hinge"`.
+            Loss of the heads, which says what a logit means: `"bce"` or `"squared_hinge"`.
         head_dropout (`float`, *optional*, defaults to 0.1):
             Part of the document vector that training hides from the heads.
         head_ranking (`str`, *optional*, defaults to `"leaf"`):
-            `"leaf"`: the heads rank labels by their own margin, `"path"`: by the product of the probabilities above.
+            `"leaf"`: the heads rank labels by their own logit, `"path"`: by the product of the probabilities above.
         head_bottleneck (`int`, *optional*):
             Length to which the document vector is projected before the labels score it; their head is a plain linear
             layer by default.
@@ -80,7 +83,7 @@ class XMCConfig(SelfContainedConfig):
             How many of the heads have been trained.
         predict_with (`str`, *optional*, defaults to `"ranker"`):
             What predicts: `"ranker"`, `"heads"` or `"both"`.
-        heads_share (`float`, *optional*, defaults to 0.0):
+        heads_weight (`float`, *optional*, defaults to 0.0):
             Part of the heads in a label's score where both predict; the rest is the ranker's.
         embedding_scale (`float`, *optional*, defaults to 1.0):
             Length of the document vector beside the TF-IDF features, whose length is 1, in the ranker.
@@ -92,7 +95,7 @@ class XMCConfig(SelfContainedConfig):
         has_ranker (`bool`, *optional*, defaults to `False`):
             Whether the model has a ranker.
         ranker_type (`str`, *optional*, defaults to `"linear"`):
-            What ranks: `"linear"` ([`LinearRanker`]) or `"neighbours"` ([`NeighbourRanker`]).
+            What ranks: `"linear"` ([`LinearRanker`]) or `"knn"` ([`KNNRanker`]).
         ranker_has_own_tree (`bool`, *optional*, defaults to `False`):
             Whether the ranker searches a tree of its own instead of that of the heads.
         top_k (`int`, *optional*, defaults to 10):
@@ -122,7 +125,7 @@ class XMCConfig(SelfContainedConfig):
     head_shrink: float = 2.0
     trained_levels: int = 0
     predict_with: str = "ranker"
-    heads_share: float = 0.0
+    heads_weight: float = 0.0
     embedding_scale: float = 1.0
     has_tfidf: bool = False
     has_ranker: bool = False
@@ -131,6 +134,12 @@ class XMCConfig(SelfContainedConfig):
     vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Completes the configuration, and reads the names that version 0.1 wrote."""
+        self.heads_weight = kwargs.pop("heads_share", self.heads_weight)
+        self.ranker_type = "knn" if self.ranker_type == "neighbours" else self.ranker_type
+        super().__post_init__(**kwargs)
 
 
 class XMCEnsembleConfig(SelfContainedConfig):

@@ -14,14 +14,11 @@ from torch import nn
 
 from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
-from .files import check_model_type
 from .labels import Labels
+from .modeling_utils import HUB_KWARGS, PredictMixin, XMCOutput, model_files
 from .modeling_xmc import XMCForTextClassification
-from .outputs import XMCOutput
-from .pretrained_xmc import HUB_KWARGS, model_files
-from .self_contained import SelfContainedModel
-from .shards import MAX_SHARD_SIZE
-from .tagging import TextTagger
+from .remote_code import SelfContainedModel
+from .serialization import MAX_SHARD_SIZE, check_model_type
 
 COMBINATIONS = ("scores", "ranks")
 
@@ -41,7 +38,7 @@ class MemberFeatures:
         return len(self.members[0])
 
 
-class XMCEnsemble(TextTagger, SelfContainedModel):
+class XMCEnsemble(PredictMixin, SelfContainedModel):
     """
     Tags text with the labels on which several models agree most.
 

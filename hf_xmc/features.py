@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from .kernels import scaled_rows, squared_norms
+from .kernels_search import scaled_rows, squared_norms
 
 
 @dataclass(frozen=True)

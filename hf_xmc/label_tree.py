@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from .files import load_tensors, resolve_file, save_tensors
+from .serialization import load_tensors, resolve_file, save_tensors
 
 TREE_FILE = "label_tree.safetensors"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from .files import read_json, resolve_file, write_json
+from .serialization import read_json, resolve_file, write_json
 
 if TYPE_CHECKING:
     # A model repository that carries this file must not ask for `datasets`: imports inside `try` are optional there.

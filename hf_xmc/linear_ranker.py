@@ -11,11 +11,11 @@ from scipy.sparse import csr_matrix
 from scipy.special import expit
 
 from .features import Features
-from .kernels import LOGISTIC, SQUARED_HINGE, search
+from .kernels_search import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
-from .lanes import LANES
-from .shards import MAX_SHARD_SIZE, load_sharded, save_sharded
-from .threads import count_threads
+from .serialization import MAX_SHARD_SIZE, load_sharded, save_sharded
+from .simd import LANES
+from .utils import count_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
@@ -88,9 +88,9 @@ class LinearRanker:
         num_dense (`int`):
             Dense features the ranker was trained on.
         loss (`str`, *optional*, defaults to `"squared_hinge"`):
-            `"squared_hinge"` or `"logistic"`: how a margin becomes a probability.
+            `"squared_hinge"` or `"logistic"`: how a logit becomes a probability.
         ranking (`str`, *optional*, defaults to `"leaf"`):
-            `"leaf"` ranks labels by their own margin, `"path"` by the product of the probabilities from the root.
+            `"leaf"` ranks labels by their own logit, `"path"` by the product of the probabilities from the root.
         beam_size (`int`, *optional*, defaults to `40`):
             Nodes kept per level unless `predict` is told otherwise.
         first_level (`int`, *optional*, defaults to `1`):
@@ -278,7 +278,7 @@ class LinearRanker:
         """
         Raw scores as numbers in [0, 1].
 
-        The margin that minimises the expected squared hinge loss is `2p - 1` and that of the logistic loss `logit(p)`
+        The logit that minimises the expected squared hinge loss is `2p - 1` and that of the logistic loss `logit(p)`
         (`p` being the probability of the label): the inverse functions bring `p` back.
         Unequal costs of positives and negatives shift it: the order is right, the level is not calibrated.
         """

@@ -14,15 +14,12 @@ from transformers import AutoConfig, AutoTokenizer
 
 from .configuration_xmc import SelfContainedConfig, XMCConfig
 from .features import Features
-from .head_search import Head
+from .knn_ranker import KNNRanker
 from .label_tree import LabelTree
 from .labels import Labels
-from .level_heads import LevelHeads
 from .linear_ranker import Beam, LinearRanker
-from .neighbour_ranker import NeighbourRanker
-from .outputs import XMCOutput, mix_scores
-from .pretrained_xmc import XMCPreTrainedModel
-from .tagging import TextTagger
+from .modeling_heads import Head, LevelHeads
+from .modeling_utils import PredictMixin, XMCOutput, XMCPreTrainedModel, mix_scores
 from .text_encoder import (
     default_pooling,
     load_encoder,
@@ -44,7 +41,7 @@ _CANDIDATES = (100, 20)
 _SORTED_TOGETHER = 4096
 
 
-class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
+class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
     """
     Tags text (or vectors) with a few of very many labels.
 
@@ -61,7 +58,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
             The label hierarchy; that of the ranker by default.
         tfidf ([`TfidfFeaturizer`], *optional*):
             Makes the sparse features of text. A model without takes vectors only, or has an encoder.
-        ranker ([`LinearRanker`] or [`NeighbourRanker`], *optional*):
+        ranker ([`LinearRanker`] or [`KNNRanker`], *optional*):
             The linear models of the tree's nodes, or the training documents themselves.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             Tokenizer of the encoder.
@@ -81,7 +78,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
         labels: Labels | None = None,
         label_tree: LabelTree | None = None,
         tfidf: TfidfFeaturizer | None = None,
-        ranker: LinearRanker | NeighbourRanker | None = None,
+        ranker: LinearRanker | KNNRanker | None = None,
         tokenizer: Any = None,
     ) -> None:
         super().__init__(config)
@@ -339,7 +336,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
                 What the document vectors are multiplied with before heads see them, in place of a dropout.
 
         Returns:
-            [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` `margins`, and with `targets`
+            [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` `logits`, and with `targets`
             or `levels` the `loss`, the sum over nodes and the mean over documents.
         """
         if input_ids is not None:
@@ -353,8 +350,8 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
                 assert self.label_tree is not None
                 return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))
             if level is not None:
-                margins, loss = self.heads.score(hidden, level, nodes, targets, weights)
-                return XMCOutput(loss=loss, margins=margins)
+                logits, loss = self.heads.score(hidden, level, nodes, targets, weights)
+                return XMCOutput(loss=loss, logits=logits)
             features = Features(None, vectors.detach().cpu().numpy())
         if level is not None or levels is not None:
             raise ValueError("A level is scored from tokens: pass `input_ids`. `search_level` takes vectors.")
@@ -369,7 +366,7 @@ class XMCForTextClassification(TextTagger, XMCPreTrainedModel):
             return self._predict_with_heads(features, top_k, beam_size)
         if predict_with == "both":
             ranked, own, indices = self.candidate_scores(features, top_k, beam_size, num_threads)
-            return mix_scores(ranked, own, indices, self.config.heads_share, top_k)
+            return mix_scores(ranked, own, indices, self.config.heads_weight, top_k)
         scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads)
         return XMCOutput(scores=scores, indices=indices)
 

@@ -16,7 +16,7 @@ from .configuration_xmc import XMCConfig as XMCConfig
 from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
 from .modeling_xmc import XMCForTextClassification, XMCOutput
-from .runtime_code import CLASSES
+from .remote_code import CLASSES
 
 
 class ExtremeTextClassificationPipeline(Pipeline):

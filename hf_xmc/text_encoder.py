@@ -20,10 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from .files import read_json, resolve_file
-
-POOLINGS = ("mean", "cls", "last")
-LONG_TEXTS = ("truncate", "head_tail", "windows")
+from .serialization import read_json, resolve_file
 
 # `hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, `dropout_rate`; that of a classifier is not the encoder's.
 _DROPOUT = re.compile(r"^(?!classifier|summary|seq_classif|qa_).*(dropout|pdrop)")

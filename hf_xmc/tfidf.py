@@ -17,8 +17,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from .document_times import NUM_COLUMNS, compile_time_pattern, read_time, time_features
-from .files import atomic_write, load_tensors, resolve_file, save_tensors
-from .text_kernels import (
+from .kernels_text import (
     count_ngrams,
     index_terms,
     merge_ngrams,
@@ -29,7 +28,8 @@ from .text_kernels import (
     spell,
     weigh,
 )
-from .threads import count_threads
+from .serialization import atomic_write, load_tensors, resolve_file, save_tensors
+from .utils import count_threads
 
 TFIDF_FILE = "tfidf.safetensors"
 VOCABULARY_FILE = "tfidf_vocab.txt"

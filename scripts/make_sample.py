@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hf_xmc.data.sample import SAMPLE_FOLDER
-from hf_xmc.files import atomic_write
+from hf_xmc.data.readers import SAMPLE_FOLDER
+from hf_xmc.serialization import atomic_write
 
 NUM_LABELS = 2_200
 MIN_TRAIN_DOCUMENTS = 5

@@ -195,7 +195,7 @@ def encoder_model_folder(documents: Dataset, tiny_encoder: Path, tmp_path_factor
 
     folder = tmp_path_factory.mktemp("encoder-model")
     args = encoder_arguments(
-        folder, level_steps=[10, 10, 40], per_device_train_batch_size=32, save_strategy="no", heads_share=0.5
+        folder, level_steps=[10, 10, 40], per_device_train_batch_size=32, save_strategy="no", heads_weight=0.5
     )
     XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
     return folder

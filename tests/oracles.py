@@ -262,13 +262,13 @@ def top_nodes(scores: np.ndarray, k: int) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def loss_value(loss: str, target: float, margin: float) -> float:
+def loss_value(loss: str, target: float, logit: float) -> float:
     """`L(y, s)` with `y` in {0, 1}."""
     sign = 1.0 if target else -1.0
     if loss == "squared_hinge":
-        return max(0.0, 1 - sign * margin) ** 2
+        return max(0.0, 1 - sign * logit) ** 2
     assert loss == "logistic"
-    wrong = -sign * margin
+    wrong = -sign * logit
     return wrong + math.log1p(math.exp(-wrong)) if wrong > 0 else math.log1p(math.exp(wrong))
 
 
@@ -286,10 +286,10 @@ def node_objective(
     total = 0.0
     for document, target, is_chosen, loss_weight in zip(documents, targets, chosen, loss_weights, strict=True):
         if is_chosen:
-            margin = prior
+            logit = prior
             for weight, value in zip(weights, document, strict=True):
-                margin += weight * value
-            total += loss_weight * loss_value(loss, target, margin)
+                logit += weight * value
+            total += loss_weight * loss_value(loss, target, logit)
     return total + regularisation * sum(weight * weight for weight in weights)
 
 
@@ -316,47 +316,47 @@ def level_objective(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def margins_of(documents: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+def logits_of(documents: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
     """`w . x` of every document and every node, level by level."""
     levels = []
     for matrix in weights:
-        margins = np.zeros((len(documents), len(matrix)))
+        logits = np.zeros((len(documents), len(matrix)))
         for document in range(len(documents)):
             for node in range(len(matrix)):
                 for feature in range(len(documents[document])):
-                    margins[document, node] += documents[document][feature] * matrix[node][feature]
-        levels.append(margins)
+                    logits[document, node] += documents[document][feature] * matrix[node][feature]
+        levels.append(logits)
     return levels
 
 
-def log_probability(loss: str, margin: float) -> float:
-    """Logarithm of the probability that stands for a margin: `exp(-max(0, 1 - s)^2)` or the sigmoid."""
+def log_probability(loss: str, logit: float) -> float:
+    """Logarithm of the probability that stands for a logit: `exp(-max(0, 1 - s)^2)` or the sigmoid."""
     if loss == "squared_hinge":
-        return -(max(0.0, 1 - margin) ** 2)
+        return -(max(0.0, 1 - logit) ** 2)
     assert loss == "logistic"
-    return -math.log(1 + math.exp(-margin))
+    return -math.log(1 + math.exp(-logit))
 
 
 def exhaustive_scores(
-    margins: Sequence[np.ndarray], child_offsets: Sequence[Sequence[int]], loss: str, ranking: str
+    logits: Sequence[np.ndarray], child_offsets: Sequence[Sequence[int]], loss: str, ranking: str
 ) -> np.ndarray:
-    """The score of every node of the last level given: the sum of log probabilities of its path, or its own margin."""
+    """The score of every node of the last level given: the sum of log probabilities of its path, or its own logit."""
     if ranking == "leaf":
-        return margins[-1]
-    scores = np.zeros((len(margins[0]), 1))
-    for level, level_margins in enumerate(margins):
-        below = np.zeros(level_margins.shape)
-        for document in range(len(level_margins)):
+        return logits[-1]
+    scores = np.zeros((len(logits[0]), 1))
+    for level, level_logits in enumerate(logits):
+        below = np.zeros(level_logits.shape)
+        for document in range(len(level_logits)):
             for parent in range(len(child_offsets[level]) - 1):
                 for child in range(child_offsets[level][parent], child_offsets[level][parent + 1]):
-                    step = log_probability(loss, level_margins[document, child])
+                    step = log_probability(loss, level_logits[document, child])
                     below[document, child] = scores[document, parent] + step
         scores = below
     return scores
 
 
 def beam_scores(
-    margins: Sequence[np.ndarray],
+    logits: Sequence[np.ndarray],
     child_offsets: Sequence[Sequence[int]],
     loss: str,
     ranking: str,
@@ -366,23 +366,23 @@ def beam_scores(
     """
     As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach.
 
-    A search begins at the root, or at each document's (logarithm of the probability, node) pairs in `start`: margins
+    A search begins at the root, or at each document's (logarithm of the probability, node) pairs in `start`: logits
     and offsets are then those of the levels below.
     """
-    num_documents = len(margins[0])
-    result = np.full(margins[-1].shape, -math.inf)
+    num_documents = len(logits[0])
+    result = np.full(logits[-1].shape, -math.inf)
     for document in range(num_documents):
         beam = [(0.0, 0)] if start is None else list(start[document])
         reached: list[tuple[float, int]] = []
-        for level, offsets in enumerate(child_offsets[: len(margins)]):
+        for level, offsets in enumerate(child_offsets[: len(logits)]):
             reached = []
             for score, parent in beam:
                 for child in range(offsets[parent], offsets[parent + 1]):
-                    margin = margins[level][document, child]
-                    if level == len(margins) - 1 and ranking == "leaf":
-                        reached.append((margin, child))
+                    logit = logits[level][document, child]
+                    if level == len(logits) - 1 and ranking == "leaf":
+                        reached.append((logit, child))
                     else:
-                        reached.append((score + log_probability(loss, margin), child))
+                        reached.append((score + log_probability(loss, logit), child))
             beam = sorted(reached, key=lambda entry: (-entry[0], entry[1]))[:beam_size]
         for score, node in reached:
             result[document, node] = score
@@ -390,17 +390,17 @@ def beam_scores(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Heads on an encoder: `margins` holds one (documents, nodes) matrix per trained level, `levels` which ones these are,
+# Heads on an encoder: `logits` holds one (documents, nodes) matrix per trained level, `levels` which ones these are,
 # counted from 1 and ascending; some of the tree's levels may be missing among them.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def head_probability(loss: str, margin: float) -> float:
-    """The probability that a margin of a head stands for."""
+def head_probability(loss: str, logit: float) -> float:
+    """The probability that a logit of a head stands for."""
     if loss == "bce":
-        return 1 / (1 + math.exp(-margin))
+        return 1 / (1 + math.exp(-logit))
     assert loss == "squared_hinge"
-    return min(1.0, max(0.0, (margin + 1) / 2))
+    return min(1.0, max(0.0, (logit + 1) / 2))
 
 
 def nodes_under(child_offsets: Sequence[Sequence[int]], upper: int, node: int, lower: int) -> list[int]:
@@ -412,7 +412,7 @@ def nodes_under(child_offsets: Sequence[Sequence[int]], upper: int, node: int, l
 
 
 def head_scores(
-    margins: Sequence[np.ndarray],
+    logits: Sequence[np.ndarray],
     levels: Sequence[int],
     child_offsets: Sequence[Sequence[int]],
     loss: str,
@@ -425,15 +425,15 @@ def head_scores(
     The beam keeps the nodes with the largest product of probabilities; 0 keeps all. The result is that product, or the
     last factor of it alone.
     """
-    result = np.full(margins[-1].shape, -1.0)
-    for document in range(len(margins[0])):
+    result = np.full(logits[-1].shape, -1.0)
+    for document in range(len(logits[0])):
         beam = [(1.0, 0)]
         above = 0
-        for level, level_margins in zip(levels, margins, strict=True):
+        for level, level_logits in zip(levels, logits, strict=True):
             reached = []
             for product, parent in beam:
                 for node in nodes_under(child_offsets, above, parent, level):
-                    own = head_probability(loss, level_margins[document, node])
+                    own = head_probability(loss, level_logits[document, node])
                     reached.append((product * own, node))
                     if level == levels[-1]:
                         result[document, node] = product * own if by_path else own
@@ -482,7 +482,7 @@ def with_constant(documents: np.ndarray) -> np.ndarray:
 
 
 def sum_of_losses(
-    margins: np.ndarray, shown: Sequence[Sequence[int]], true: Sequence[dict[int, float]], alpha: float, loss: str
+    logits: np.ndarray, shown: Sequence[Sequence[int]], true: Sequence[dict[int, float]], alpha: float, loss: str
 ) -> float:
     """Mean over documents of the losses of the nodes shown; `true` gives the weights of true nodes, others weigh α."""
     kind = {"bce": "logistic", "squared_hinge": "squared_hinge"}[loss]
@@ -491,19 +491,19 @@ def sum_of_losses(
         for node in nodes:
             target = node in true[document]
             weight = true[document][node] if target else alpha
-            total += weight * loss_value(kind, int(target), margins[document, node])
-    return total / len(margins)
+            total += weight * loss_value(kind, int(target), logits[document, node])
+    return total / len(logits)
 
 
 def dynamic_candidates(
-    margins_above: np.ndarray, offsets: Sequence[int], true: Sequence[Sequence[int]], beam_size: int
+    logits_above: np.ndarray, offsets: Sequence[int], true: Sequence[Sequence[int]], beam_size: int
 ) -> list[list[int]]:
     """LightXML: for each document the nodes under its best nodes above, its true nodes and all siblings of these."""
     found = []
-    for document, margins in enumerate(margins_above):
-        above = sorted(range(len(margins)), key=lambda node: -margins[node])[:beam_size]
+    for document, logits in enumerate(logits_above):
+        above = sorted(range(len(logits)), key=lambda node: -logits[node])[:beam_size]
         above += [
-            node for node in range(len(margins)) for t in true[document] if offsets[node] <= t < offsets[node + 1]
+            node for node in range(len(logits)) for t in true[document] if offsets[node] <= t < offsets[node + 1]
         ]
         found.append(sorted({child for node in above for child in range(offsets[node], offsets[node + 1])}))
     return found
@@ -521,13 +521,13 @@ def adaptive_loss(
     """APLC below the gates: all labels of a tail for the documents with a true label in it. `tails`: (P, rows)."""
     total, first = 0.0, num_frequent
     for projection, rows in tails:
-        (margins,) = margins_of(projected(documents, projection), [rows])
+        (logits,) = logits_of(projected(documents, projection), [rows])
         own = [
             {node - first: weight for node, weight in zip(nodes, row) if first <= node < first + len(rows)}
             for nodes, row in zip(true, weights, strict=True)
         ]
         shown = [range(len(rows)) if document else () for document in own]
-        total += sum_of_losses(margins, shown, own, alpha, loss)
+        total += sum_of_losses(logits, shown, own, alpha, loss)
         first += len(rows)
     return total
 
@@ -540,14 +540,14 @@ def adaptive_probabilities(
     loss: str,
 ) -> np.ndarray:
     """APLC: `p(l)` of frequent labels, `p(gate) p(l | gate)` of all others."""
-    (above,) = margins_of(with_constant(documents), [gates])
-    columns = [[head_probability(loss, margin) for margin in above[:, node]] for node in range(num_frequent)]
+    (above,) = logits_of(with_constant(documents), [gates])
+    columns = [[head_probability(loss, logit) for logit in above[:, node]] for node in range(num_frequent)]
     for gate, (projection, rows) in enumerate(tails, start=num_frequent):
-        (margins,) = margins_of(projected(documents, projection), [rows])
+        (logits,) = logits_of(projected(documents, projection), [rows])
         for label in range(len(rows)):
             columns.append(
                 [
-                    head_probability(loss, above[document, gate]) * head_probability(loss, margins[document, label])
+                    head_probability(loss, above[document, gate]) * head_probability(loss, logits[document, label])
                     for document in range(len(documents))
                 ]
             )

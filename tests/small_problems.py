@@ -8,9 +8,9 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 
 from hf_xmc.features import Features
+from hf_xmc.knn_ranker import KNNRanker
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import LinearRanker
-from hf_xmc.neighbour_ranker import NeighbourRanker
 
 # Depth 3; single children, a node of 17 labels (two blocks of lanes) and labels in no particular order.
 UNEVEN_PARENTS = [
@@ -85,10 +85,10 @@ def as_weights(ranker: LinearRanker) -> list[np.ndarray]:
     return levels
 
 
-def same_weights(first: LinearRanker | NeighbourRanker, second: LinearRanker | NeighbourRanker) -> bool:
+def same_weights(first: LinearRanker | KNNRanker, second: LinearRanker | KNNRanker) -> bool:
     """Whether two rankers are equal to the last bit."""
     arrays, others = (
-        vars(ranker.index if isinstance(ranker, NeighbourRanker) else ranker.weights) for ranker in (first, second)
+        vars(ranker.index if isinstance(ranker, KNNRanker) else ranker.weights) for ranker in (first, second)
     )
     return arrays.keys() == others.keys() and all(
         array.dtype == others[name].dtype and np.array_equal(array, others[name]) for name, array in arrays.items()
@@ -109,12 +109,12 @@ def best_objective(
     rows, signs, costs = rows[keep], np.where(targets[keep] > 0, 1.0, -1.0), loss_weights[keep]
 
     def value_and_gradient(weights):
-        margins = signs * (rows @ weights + prior)
+        logits = signs * (rows @ weights + prior)
         if loss == "squared_hinge":
-            gap = np.maximum(0, 1 - margins)
+            gap = np.maximum(0, 1 - logits)
             value, slope = gap**2, -2 * gap
         else:
-            value, slope = np.logaddexp(0, -margins), -1 / (1 + np.exp(margins))
+            value, slope = np.logaddexp(0, -logits), -1 / (1 + np.exp(logits))
         return (costs * value).sum() + weights @ weights / 2, (costs * slope * signs) @ rows + weights
 
     options = {"gtol": 1e-4}

@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.adaptive_head: probabilities and loss of tails, and the search that skips them."""
+"""Tests of hf_xmc.modeling_heads: probabilities and loss of tails, and the search that skips them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import oracles
 import pytest
 import torch
 
-from hf_xmc import head_search
-from hf_xmc.adaptive_head import AdaptiveHead
-from hf_xmc.head_search import search_heads
-from hf_xmc.heads import LevelHead
+from hf_xmc import modeling_heads as head_search
+from hf_xmc.modeling_heads import AdaptiveHead, LevelHead, search_heads
 
 DIMENSIONS, DOCUMENTS, FREQUENT, TAILS = 12, 9, 4, [5, 7]
 LABELS = FREQUENT + sum(TAILS)

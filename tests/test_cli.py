@@ -202,7 +202,7 @@ def test_a_new_model_does_not_show_the_results_of_the_old_one(data, tmp_path):
 def test_the_texts_of_the_data_are_not_in_the_card(data, tmp_path):
     for shows in (False, True):
         output = tmp_path / str(shows)
-        assert main(train_flags(data, output, "--card_examples", str(shows))) == 0
+        assert main(train_flags(data, output, "--widget_examples", str(shows))) == 0
         published = (output / "README.md").read_text() + (output / "training_record.json").read_text()
         texts = make_documents(600)["text"]
         assert any(text in published for text in texts) == shows

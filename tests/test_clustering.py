@@ -10,8 +10,9 @@ from small_problems import random_problem
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.training.clustering import TreeArguments, balanced_arities, build_tree, frequency_tree
+from hf_xmc.training.clustering import balanced_arities, build_tree, frequency_tree
 from hf_xmc.training.label_features import pifa, side_by_side
+from hf_xmc.training.options import TreeArguments
 
 
 def random_labels(count, seed=0, width=60):

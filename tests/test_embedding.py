@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.training.embedding: tokens and vectors of data sets, and their cache."""
+"""Tests of hf_xmc.training.embedding: tokens and vectors of datasets, and their cache."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_later_runs_find_tokens_on_disk(tiny_encoder, tmp_path, monkeypatch):
 
 
 def test_documents_without_text(model):
-    with pytest.raises(ValueError, match="An encoder reads texts, but the data set has only feature_ids"):
+    with pytest.raises(ValueError, match="An encoder reads texts, but the dataset has only feature_ids"):
         tokenize_dataset(model, make_vectors(3))
 
 

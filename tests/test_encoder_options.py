@@ -42,37 +42,37 @@ def test_the_share_of_the_heads_is_the_best_on_the_evaluation_set(train):
     evaluation = make_documents(60, seed=2)
     # So few terms that TF-IDF alone does not tell the labels apart.
     trainer = train(level_steps=[10], tfidf_max_features=12, eval_dataset=evaluation)
-    chosen = trainer.model.config.heads_share
+    chosen = trainer.model.config.heads_weight
     results = {}
     for share in range(0, 101, 5):
-        trainer.model.config.heads_share = share / 100
+        trainer.model.config.heads_weight = share / 100
         results[share / 100] = trainer.evaluate(evaluation)["eval_nDCG@5"]
     best = max(results.values())
     assert chosen == min(share for share, value in results.items() if value == best)
     assert best > results[0.0] and len(set(results.values())) > 5
-    (logged,) = (entry for entry in trainer.state.log_history if "heads_share" in entry)
-    assert logged["heads_share"] == chosen and logged["eval_nDCG@5"] == pytest.approx(best)
+    (logged,) = (entry for entry in trainer.state.log_history if "heads_weight" in entry)
+    assert logged["heads_weight"] == chosen and logged["eval_nDCG@5"] == pytest.approx(best)
 
 
 @pytest.mark.parametrize(
     "options, share",
     [
         ({}, 0.2),
-        ({"heads_share": 0.7}, 0.7),
-        ({"heads_share": 0.0, "eval_dataset": make_documents(20, seed=2)}, 0.0),
+        ({"heads_weight": 0.7}, 0.7),
+        ({"heads_weight": 0.0, "eval_dataset": make_documents(20, seed=2)}, 0.0),
     ],
     ids=["no evaluation set", "given", "given 0"],
 )
 def test_the_share_of_the_heads(train, tmp_path, options, share):
     train(level_steps=[1], **options)
     config = XMCForTextClassification.from_pretrained(tmp_path).config
-    assert (config.heads_share, config.predict_with) == (share, "both" if share else "ranker")
+    assert (config.heads_weight, config.predict_with) == (share, "both" if share else "ranker")
 
 
 @pytest.mark.parametrize("head_ranking", ["leaf", "path"])
 def test_the_score_of_both_is_the_weighted_mean(encoder_model_folder, head_ranking):
     model = XMCForTextClassification.from_pretrained(encoder_model_folder)
-    model.config.beam_size, model.config.heads_share, model.config.head_ranking = 0, 0.3, head_ranking
+    model.config.beam_size, model.config.heads_weight, model.config.head_ranking = 0, 0.3, head_ranking
     ranked, own, both = (
         [dict(row) for row in model.predict(TEXTS, top_k=60, predict_with=kind)] for kind in PREDICT_WITH
     )
@@ -117,7 +117,7 @@ def test_several_evaluation_sets(train):
     sets = {"a": make_documents(20, seed=2), "b": make_documents(20, seed=3)}
     trainer = train(level_steps=[2], eval_strategy="steps", eval_steps=2, eval_dataset=sets)
     names = {name for entry in trainer.state.log_history for name in entry}
-    assert {"eval_a_P@1", "eval_b_P@1", "heads_share"} < names
+    assert {"eval_a_P@1", "eval_b_P@1", "heads_weight"} < names
 
 
 @pytest.mark.parametrize("count", [1, 3])

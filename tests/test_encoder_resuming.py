@@ -24,7 +24,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
 from hf_xmc.training import encoder_training
-from hf_xmc.training.methods import ENCODER_METHODS
+from hf_xmc.training.presets import ENCODER_METHODS
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 
@@ -146,7 +146,7 @@ def test_resuming_with_other_options(train, uninterrupted, tmp_path, monkeypatch
 
 
 def test_resuming_with_heads_of_which_a_step_touches_few_rows(train, uninterrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_xmc.heads.SPARSE_ROWS", 20)
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 20)
     kill(train, monkeypatch, kill_at("on_step_end", 12))
     trainer = train(resume=True, **RESUMED)
     assert [head.sparse for head in trainer.model.heads] == [False, False, True]

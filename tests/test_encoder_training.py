@@ -23,7 +23,7 @@ from transformers import EarlyStoppingCallback, pipeline
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
 from hf_xmc.cli.main import main
-from hf_xmc.training.methods import ENCODER_METHODS
+from hf_xmc.training.presets import ENCODER_METHODS
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModel, pipeline
 from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification
 from hf_xmc.cli.main import main
 from hf_xmc.ensemble_xmc import combine_members
+from hf_xmc.inference.predict import evaluate_model
 from hf_xmc.training.ensemble import choose_weights, make_ensemble
-from hf_xmc.training.prediction import evaluate_model
 
 TEXTS = [*make_documents(20, seed=11)["text"], ""]
 

@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.head_search: the beam through the heads against a slow one, equation (7)."""
+"""Tests of hf_xmc.modeling_heads: the beam through the heads against a slow one, equation (7)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 import torch
 from small_problems import uneven_tree
 
-from hf_xmc import head_search
-from hf_xmc.head_search import search_heads
-from hf_xmc.heads import LevelHead
+from hf_xmc import modeling_heads as head_search
+from hf_xmc.modeling_heads import LevelHead, search_heads
 
 TREE = uneven_tree()
 OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
@@ -19,7 +18,7 @@ LOSSES = ["bce", "squared_hinge"]
 
 
 def make_heads(levels, seed=0):
-    """Heads whose margins stay between -1 and 1 for vectors of unit length: no probability is cut, and none ties."""
+    """Heads whose logits stay between -1 and 1 for vectors of unit length: no probability is cut, and none ties."""
     generator = torch.Generator().manual_seed(seed)
     heads = []
     for level in levels:
@@ -36,10 +35,10 @@ def make_vectors(seed=1):
     return torch.nn.functional.normalize(torch.randn(DOCUMENTS, DIMENSIONS, generator=generator))
 
 
-def margins_of(vectors, heads):
+def logits_of(vectors, heads):
     rows = np.hstack([vectors.numpy(), np.ones((len(vectors), 1))])
     weights = [np.hstack([h.weight.detach().numpy(), h.bias.detach().numpy()[:, None]]) for h in heads]
-    return oracles.margins_of(rows, weights)
+    return oracles.logits_of(rows, weights)
 
 
 def search(vectors, heads, levels, top_k, beam_size, loss, by_path):
@@ -67,7 +66,7 @@ def assert_ranking(scores, nodes, expected):
 @pytest.mark.parametrize("beam_size", [1, 2, 4])
 def test_beam(levels, loss, by_path, beam_size):
     heads, vectors = make_heads(levels), make_vectors()
-    expected = oracles.head_scores(margins_of(vectors, heads), levels, OFFSETS, loss, by_path, beam_size)
+    expected = oracles.head_scores(logits_of(vectors, heads), levels, OFFSETS, loss, by_path, beam_size)
     for top_k in (1, 5, TREE.level_sizes[levels[-1] - 1]):
         assert_ranking(*search(vectors, heads, levels, top_k, beam_size, loss, by_path), expected)
 
@@ -77,7 +76,7 @@ def test_beam(levels, loss, by_path, beam_size):
 def test_a_beam_of_all_nodes_scores_everything(beam_size, by_path):
     levels = [1, 2, 3]
     heads, vectors = make_heads(levels), make_vectors()
-    expected = oracles.head_scores(margins_of(vectors, heads), levels, OFFSETS, "bce", by_path, 0)
+    expected = oracles.head_scores(logits_of(vectors, heads), levels, OFFSETS, "bce", by_path, 0)
     assert (expected > 0).all()
     assert_ranking(*search(vectors, heads, levels, TREE.num_labels, beam_size, "bce", by_path), expected)
 
@@ -85,7 +84,7 @@ def test_a_beam_of_all_nodes_scores_everything(beam_size, by_path):
 def test_more_nodes_asked_for_than_there_are():
     levels = [1, 2, 3]
     heads, vectors = make_heads(levels), make_vectors()
-    narrow = oracles.head_scores(margins_of(vectors, heads), levels, OFFSETS, "bce", True, 1)
+    narrow = oracles.head_scores(logits_of(vectors, heads), levels, OFFSETS, "bce", True, 1)
     assert {int((row >= 0).sum()) for row in narrow} > {1}  # single children and wide nodes are both reached
     scores, nodes = search(vectors, heads, levels, 40, 1, "bce", True)
     assert_ranking(scores, nodes, narrow)

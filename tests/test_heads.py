@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.heads: margins, losses and probabilities of one level."""
+"""Tests of hf_xmc.modeling_heads: logits, losses and probabilities of one level."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import oracles
 import pytest
 import torch
 
-from hf_xmc.heads import LevelHead, node_losses, node_probabilities
+from hf_xmc.modeling_heads import LevelHead, node_losses, node_probabilities
 
 NODES, DIMENSIONS, DOCUMENTS = 7, 5, 4
 ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
@@ -33,10 +33,10 @@ SHARED = torch.tensor([4, 0, 4, 6])
 OWN = torch.tensor([[1, 1, 5], [0, 6, 2], [3, 2, 1], [6, 6, 6]])
 
 
-def expected_margins(head, vectors, nodes):
+def expected_logits(head, vectors, nodes):
     weights = np.hstack([head.weight.detach().numpy(), head.bias.detach().numpy()[:, None]])
     rows = np.hstack([vectors.numpy(), np.ones((len(vectors), 1))])
-    (everything,) = oracles.margins_of(rows, [weights])
+    (everything,) = oracles.logits_of(rows, [weights])
     if nodes is None:
         return everything
     if nodes.dim() == 1:
@@ -46,11 +46,11 @@ def expected_margins(head, vectors, nodes):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("nodes", [None, SHARED, OWN], ids=["all", "shared", "own"])
-def test_margins(head, vectors, nodes, sparse):
+def test_logits(head, vectors, nodes, sparse):
     head.sparse = sparse
-    margins = head(vectors, nodes)
-    assert margins.shape == (DOCUMENTS, NODES if nodes is None else nodes.shape[-1])
-    np.testing.assert_allclose(margins.detach().numpy(), expected_margins(head, vectors, nodes), atol=1e-5)
+    logits = head(vectors, nodes)
+    assert logits.shape == (DOCUMENTS, NODES if nodes is None else nodes.shape[-1])
+    np.testing.assert_allclose(logits.detach().numpy(), expected_logits(head, vectors, nodes), atol=1e-5)
 
 
 def test_vectors_of_another_precision_are_scored_in_that_of_the_head(head, vectors):
@@ -59,7 +59,7 @@ def test_vectors_of_another_precision_are_scored_in_that_of_the_head(head, vecto
 
 def test_a_new_head_says_nothing_and_large_ones_have_sparse_gradients(vectors, monkeypatch):
     assert not LevelHead(NODES, DIMENSIONS)(vectors).any()
-    monkeypatch.setattr("hf_xmc.heads.SPARSE_ROWS", NODES)
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", NODES)
     assert [LevelHead(size, DIMENSIONS).sparse for size in (NODES, NODES + 1)] == [False, True]
 
 
@@ -85,14 +85,14 @@ MARGINS = [-40.0, -1.5, -1.0, -0.2, 0.0, 0.7, 1.0, 1.3, 40.0]
 @pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
 def test_losses(loss, target):
     found = node_losses(torch.tensor(MARGINS), torch.full((len(MARGINS),), float(target)), loss)
-    expected = [oracles.loss_value(ORACLE_LOSSES[loss], target, margin) for margin in MARGINS]
+    expected = [oracles.loss_value(ORACLE_LOSSES[loss], target, logit) for logit in MARGINS]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
 def test_probabilities(loss):
     found = node_probabilities(torch.tensor(MARGINS), loss)
-    expected = [oracles.head_probability(loss, margin) for margin in MARGINS]
+    expected = [oracles.head_probability(loss, logit) for logit in MARGINS]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 

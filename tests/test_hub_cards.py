@@ -22,7 +22,7 @@ from hf_xmc.hub.citations import PAPERS, paper_of
 from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, write_model_card
 from hf_xmc.hub.training_plot import plot_training
 from hf_xmc.hub.training_record import TrainingRecord, public_name
-from hf_xmc.training.methods import METHODS
+from hf_xmc.training.presets import METHODS
 
 ROOT = TEMPLATE.parents[2]
 
@@ -38,11 +38,11 @@ def trained(request, tmp_path_factory):
     """A trainer after training and evaluation, and what its evaluation said."""
     folder = tmp_path_factory.mktemp(f"card-{request.param}")
     if request.param == "encoder":
-        args = encoder_arguments(folder, save_strategy="no", logging_steps=2, heads_share=0.5)
+        args = encoder_arguments(folder, save_strategy="no", logging_steps=2, heads_weight=0.5)
         trainer = XMCTrainer(str(request.getfixturevalue("tiny_encoder")), args, make_documents(200))
     else:
         make = make_documents if request.param == "linear" else make_vectors
-        args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, card_examples=True)
+        args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, widget_examples=True)
         trainer = XMCTrainer(args=args, train_dataset=make(300))
     trainer.train()
     make = make_vectors if request.param == "vectors" else make_documents

@@ -13,7 +13,7 @@ from hub_worker import Worker, assert_same_tags
 from local_hub import TOKEN
 
 from hf_xmc import LabelTree, XMCEnsemble, XMCForTextClassification
-from hf_xmc.runtime_code import code_files
+from hf_xmc.remote_code import code_files
 
 TEXTS = ["topic07 word1 topic31", "topic59", ""]
 PARTS = ("model.safetensors", "label_tree.safetensors", "labels.json", "ranker.safetensors", "tfidf.safetensors")

@@ -10,8 +10,8 @@ from transformers import AutoModel
 
 from hf_xmc import pipeline
 from hf_xmc.hub.export import export_model
-from hf_xmc.runtime_code import code_files
-from hf_xmc.training.methods import ENCODER_METHODS
+from hf_xmc.remote_code import code_files
+from hf_xmc.training.presets import ENCODER_METHODS
 
 TEXTS = ["topic07 word1 topic31", "topic59 topic02", ""]
 TAG = """

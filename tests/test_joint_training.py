@@ -23,8 +23,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback, XLNetConfig, XLNetModel
 
 from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
-from hf_xmc.adaptive_head import AdaptiveHead
-from hf_xmc.heads import BottleneckHead, LevelHead
+from hf_xmc.modeling_heads import AdaptiveHead, BottleneckHead, LevelHead
 from hf_xmc.training.averaging import AVERAGE_FILE
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
@@ -126,7 +125,7 @@ def test_projections_have_their_own_learning_rate(train):
         level_learning_rate=[1.0e-4],
         level_projection_learning_rate=[2.0e-4],
         level_head_learning_rate=[4.0e-4],
-        level_rate_floor=1.0,
+        level_min_lr_ratio=1.0,
     )
     assert np.allclose(rates, [[1e-4, 1e-4, 2e-4, 4e-4]] * 4)
 
@@ -268,7 +267,7 @@ def test_a_loss_that_is_no_number(train):
 
 
 def test_the_score_of_both_is_the_weighted_mean(train):
-    model = train(method="aplc-xlnet", predict_with="both", heads_share=0.3).model
+    model = train(method="aplc-xlnet", predict_with="both", heads_weight=0.3).model
     model.config.beam_size = 0
     ranked, own, both = (
         [dict(row) for row in model.predict(TEXTS, top_k=60, predict_with=kind)] for kind in PREDICT_WITH

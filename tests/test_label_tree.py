@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 from scipy.sparse import csc_matrix, csr_matrix
 from small_problems import UNEVEN_LABELS, UNEVEN_PARENTS, random_problem, uneven_tree
 
-from hf_xmc.files import save_tensors
 from hf_xmc.label_tree import TREE_FILE, LabelTree, binarized
+from hf_xmc.serialization import save_tensors
 
 
 def label_paths(tree: LabelTree) -> list[list[int]]:

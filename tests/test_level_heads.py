@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.level_heads: heads made from a configuration, and levels trained together."""
+"""Tests of hf_xmc.modeling_heads: heads made from a configuration, and levels trained together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from small_problems import uneven_tree
 
 from hf_xmc import LabelTree, XMCConfig
-from hf_xmc.adaptive_head import AdaptiveHead
-from hf_xmc.heads import BottleneckHead, LevelHead
-from hf_xmc.level_heads import LevelHeads, dynamic_candidates, tail_sizes
+from hf_xmc.modeling_heads import AdaptiveHead, BottleneckHead, LevelHead, LevelHeads, dynamic_candidates, tail_sizes
 
 TREE = uneven_tree()
 DIMENSIONS, DOCUMENTS = 6, 5
@@ -83,14 +81,14 @@ def test_bytes_beside_heads_of_full_width():
 def test_margins_behind_a_bottleneck():
     head, vectors = make_heads(head_bottleneck=3).of(3), make_vectors()
     shorter = oracles.projected(vectors.numpy(), head.projection.weight.detach().numpy())
-    (expected,) = oracles.margins_of(shorter, [rows_of(head)])
+    (expected,) = oracles.logits_of(shorter, [rows_of(head)])
     np.testing.assert_allclose(head(vectors).detach().numpy(), expected, atol=1e-5)
     nodes = torch.tensor([3, 0, 27])
     np.testing.assert_allclose(head(vectors, nodes).detach().numpy(), expected[:, nodes], atol=1e-5)
 
 
 def test_few_of_very_many_short_rows_get_a_gradient(monkeypatch):
-    monkeypatch.setattr("hf_xmc.heads.SPARSE_SHORT_ROWS", 20)
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_SHORT_ROWS", 20)
     head = make_heads(head_bottleneck=3).of(3)
     head(make_vectors(), torch.tensor([4, 9])).sum().backward()
     assert head.weight.grad.is_sparse and not head.projection.weight.grad.is_sparse
@@ -102,10 +100,10 @@ def test_few_of_very_many_short_rows_get_a_gradient(monkeypatch):
 @pytest.mark.parametrize("beam_size", [1, 2, 6, 50])
 def test_candidates_are_those_under_the_best_and_the_true_nodes_above(beam_size):
     offsets = TREE.descendants(2, 3)
-    margins = torch.randn(DOCUMENTS, 6, generator=torch.Generator().manual_seed(4))
+    logits = torch.randn(DOCUMENTS, 6, generator=torch.Generator().manual_seed(4))
     true, weights = padded(TRUE), torch.rand(DOCUMENTS, 4, generator=torch.Generator().manual_seed(5))
-    found = dynamic_candidates(margins, torch.from_numpy(offsets), true, weights, 0.3, beam_size)
-    expected = oracles.dynamic_candidates(margins.numpy(), offsets.tolist(), TRUE, beam_size)
+    found = dynamic_candidates(logits, torch.from_numpy(offsets), true, weights, 0.3, beam_size)
+    expected = oracles.dynamic_candidates(logits.numpy(), offsets.tolist(), TRUE, beam_size)
     nodes = found["nodes"].tolist()
     assert nodes == sorted(set(nodes)) and set(nodes) >= {node for row in expected for node in row}
     for document, row in enumerate(expected):
@@ -130,15 +128,15 @@ def test_the_loss_of_two_levels_with_candidates_of_the_same_pass(loss, bottlenec
         {"level": 3, "true_nodes": padded(TRUE), "true_weights": weights, "negative_weight": 0.3, "beam_size": 2},
     ]
     rows = oracles.with_constant(vectors.numpy())
-    (margins_above,) = oracles.margins_of(rows, [rows_of(upper)])
+    (logits_above,) = oracles.logits_of(rows, [rows_of(upper)])
     true_above = [{node: 0.5 for node in range(6) if above[document, node]} for document in range(DOCUMENTS)]
-    expected = oracles.sum_of_losses(margins_above, [range(6)] * DOCUMENTS, true_above, 0.5, loss)
+    expected = oracles.sum_of_losses(logits_above, [range(6)] * DOCUMENTS, true_above, 0.5, loss)
     if bottleneck:
         rows = oracles.projected(vectors.numpy(), lower.projection.weight.detach().numpy())
-    (margins,) = oracles.margins_of(rows, [rows_of(lower)])
-    shown = oracles.dynamic_candidates(margins_above, TREE.descendants(2, 3).tolist(), TRUE, 2)
+    (logits,) = oracles.logits_of(rows, [rows_of(lower)])
+    shown = oracles.dynamic_candidates(logits_above, TREE.descendants(2, 3).tolist(), TRUE, 2)
     true = [dict(zip(nodes, row)) for nodes, row in zip(TRUE, weights.tolist(), strict=True)]
-    expected += oracles.sum_of_losses(margins, shown, true, 0.3, loss)
+    expected += oracles.sum_of_losses(logits, shown, true, 0.3, loss)
     assert heads.joint_loss(vectors, batches, TREE).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -153,9 +151,9 @@ def test_the_loss_of_gates_and_tails():
         {"level": 1, "targets": above},
         {"level": 2, "true_nodes": padded(true), "true_weights": ones, "negative_weight": 1.0},
     ]
-    (margins,) = oracles.margins_of(oracles.with_constant(vectors.numpy()), [rows_of(heads[0])])
+    (logits,) = oracles.logits_of(oracles.with_constant(vectors.numpy()), [rows_of(heads[0])])
     gates = [{node: 1.0 for node in range(5) if above[document, node]} for document in range(DOCUMENTS)]
-    expected = oracles.sum_of_losses(margins, [range(5)] * DOCUMENTS, gates, 1.0, "bce")
+    expected = oracles.sum_of_losses(logits, [range(5)] * DOCUMENTS, gates, 1.0, "bce")
     tails = [(tail.projection.weight.detach().numpy(), rows_of(tail)) for tail in heads[1].tails]
     expected += oracles.adaptive_loss(vectors.numpy(), tails, FREQUENT, true, ones.tolist(), 1.0, "bce")
     assert heads.joint_loss(vectors, batches, TAIL_TREE).item() == pytest.approx(expected, rel=1e-5)

@@ -13,12 +13,13 @@ from scipy.sparse import csr_matrix
 from small_problems import UNEVEN_LABELS, as_rows, as_weights, random_problem, same_weights, uneven_tree
 
 import hf_xmc.linear_ranker as linear_ranker_module
-import hf_xmc.training.ranker_training as ranker_training_module
+import hf_xmc.training.ranker as ranker_training_module
 from hf_xmc.features import Features
-from hf_xmc.files import save_tensors
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import RANKER_FILE, LinearRanker
-from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.serialization import save_tensors
+from hf_xmc.training.options import RankerArguments
+from hf_xmc.training.ranker import train_ranker
 
 TREES = {"uneven": uneven_tree(), "flat": LabelTree.flat(UNEVEN_LABELS)}
 LOSSES = ["squared_hinge", "logistic"]
@@ -37,8 +38,8 @@ def offsets_of(ranker):
 
 def oracle_scores(ranker, features, weights=None, beam_size=None):
     """Raw scores (documents, labels) by the oracles; -inf for labels that the beam does not reach."""
-    margins = oracles.margins_of(as_rows(features), weights or as_weights(ranker))
-    arguments = (margins, offsets_of(ranker), ranker.loss, ranker.ranking)
+    logits = oracles.logits_of(as_rows(features), weights or as_weights(ranker))
+    arguments = (logits, offsets_of(ranker), ranker.loss, ranker.ranking)
     scores = oracles.beam_scores(*arguments, beam_size) if beam_size else oracles.exhaustive_scores(*arguments)
     by_label = np.empty_like(scores)
     by_label[:, ranker.tree.leaf_labels] = scores
@@ -63,7 +64,7 @@ def assert_predictions(ranker, scores, labels, expected, top_k, tolerance):
         own = expected[row][labels[row][found]]
         np.testing.assert_allclose(scores[row][found], as_probability(ranker, own), rtol=tolerance, atol=tolerance)
         assert (np.diff(scores[row]) <= 0).all() and (scores[row][~found] == 0).all()
-        # Clipped scores look alike: the labels must be the best ones by their margins all the same.
+        # Clipped scores look alike: the labels must be the best ones by their logits all the same.
         np.testing.assert_allclose(np.sort(own)[::-1], best, rtol=tolerance, atol=tolerance)
 
 
@@ -121,7 +122,7 @@ def test_int8_is_within_its_quantisation_error(ranking):
     differences = [
         np.abs(a - b)
         for a, b in zip(
-            *(oracles.margins_of(as_rows(features), levels) for levels in (weights, as_weights(rounded))), strict=True
+            *(oracles.logits_of(as_rows(features), levels) for levels in (weights, as_weights(rounded))), strict=True
         )
     ]
     assert all((difference <= bound).all() for difference, bound in zip(differences, bounds, strict=True))

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_garbage_collection
 STEPS = {"level_dropout": 0.3, "encoder_dropout": 0.0, "save_strategy": "no"}
 TRAININGS = {
     "xr-linear": {"method": "xr-linear"},
-    "neighbours": {"method": "neighbours"},
+    "knn": {"method": "knn"},
     "frozen": {"method": "xr-transformer", "level_steps": [0]},
     "xr-transformer": {"method": "xr-transformer", "level_negatives": ["both"], **STEPS},
     "x-transformer": {"method": "x-transformer", "gradient_checkpointing": True, **STEPS},
@@ -39,7 +39,7 @@ def make_jobs(folder, encoder, processes):
     jobs = []
     for name, options in TRAININGS.items():
         job = {"folder": str(folder / name), "encoder": None, "options": dict(options)}
-        if name not in ("xr-linear", "neighbours"):
+        if name not in ("xr-linear", "knn"):
             job |= {"encoder": str(encoder), "sparse_rows": 20}
             parts = processes * options.get("gradient_accumulation_steps", 1)
             job["options"]["per_device_train_batch_size"] = 32 // parts
@@ -69,7 +69,7 @@ def assert_close_models(first, second):
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("hf_xmc.heads.SPARSE_ROWS", 20)
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 20)
     (job,) = (job for job in make_jobs(tmp_path, tiny_encoder, 1) if job["folder"].endswith(f"/{name}"))
     run_job(**job)
     (alone,) = results(tmp_path / name, 1)
@@ -77,7 +77,7 @@ def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, 
     assert first == second and first["processes"] == 2 and alone["processes"] == 1
     assert first["metrics"] == pytest.approx(alone["metrics"], abs=0.02)
     assert_close_models(tmp_path / name, together / name)
-    if name in ("xr-linear", "neighbours", "frozen"):
+    if name in ("xr-linear", "knn", "frozen"):
         # Given the same vectors nothing depends on the number of processes, to the last bit.
         assert_same_model(tmp_path / name, together / name)
         assert first["predictions"] == alone["predictions"] and first["metrics"] == alone["metrics"]

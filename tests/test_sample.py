@@ -6,7 +6,7 @@ import pytest
 
 from hf_xmc.cli.arguments import load_split
 from hf_xmc.data import load_sample
-from hf_xmc.data.sample import SAMPLE_FOLDER
+from hf_xmc.data.readers import SAMPLE_FOLDER
 from hf_xmc.labels import Labels
 
 

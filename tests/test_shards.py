@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hf_xmc import XMCForTextClassification
-from hf_xmc.files import save_tensors
-from hf_xmc.shards import index_name, load_sharded, save_sharded, sharded_files
+from hf_xmc.serialization import index_name, load_sharded, save_sharded, save_tensors, sharded_files
 
 NAME, KIND = "ranker.safetensors", "linear ranker"
 TENSORS = {name: np.arange(size, dtype=np.int64) + size for name, size in (("a", 100), ("b", 300), ("c", 10))}

@@ -12,7 +12,8 @@ from small_problems import as_rows, as_weights, best_objective, cost_sensitive_w
 
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.training import shortlist
-from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training.options import RankerArguments
+from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
 EXACT = {"bias_prior": -1.0, "threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
@@ -27,11 +28,11 @@ def oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss):
         return np.ones((len(rows), OFFSETS[0][-1]))
     predicted = true = None
     if negatives != "tfn":
-        margins = oracles.margins_of(rows, weights[: level - 1])
-        scores = oracles.beam_scores(margins, OFFSETS, loss, "path", beam_size)
+        logits = oracles.logits_of(rows, weights[: level - 1])
+        scores = oracles.beam_scores(logits, OFFSETS, loss, "path", beam_size)
         predicted = oracles.top_nodes(scores, beam_size) * np.isfinite(scores)
         if beam_size >= max(TREE.level_sizes):
-            everything = oracles.exhaustive_scores(margins, OFFSETS, loss, "path")
+            everything = oracles.exhaustive_scores(logits, OFFSETS, loss, "path")
             assert np.array_equal(predicted, oracles.top_nodes(everything, beam_size))
     if negatives != "man":
         true = oracles.true_nodes(truth, CHAIN, TREE.leaf_labels.tolist())[level - 2]
@@ -65,11 +66,11 @@ def test_a_search_that_passes_three_levels_keeps_a_third_of_its_nodes_on_the_way
     tree = LabelTree.from_parents([np.arange(size) * above // size for above, size in pairwise((1, 4, 7, 10, 14, 28))])
     ranker = train_ranker(features, targets, tree, RankerArguments())
     offsets = [level.tolist() for level in tree.child_offsets]
-    margins = oracles.margins_of(as_rows(features), as_weights(ranker)[:4])
+    logits = oracles.logits_of(as_rows(features), as_weights(ranker)[:4])
     found = level_shortlist(features, tree.targets(targets)[3], 14, "man", 6, ranker, 5, 1)
     kept = {}
     for on_the_way in (2, 6):
-        scores = oracles.beam_scores(margins, offsets, "squared_hinge", "path", on_the_way)
+        scores = oracles.beam_scores(logits, offsets, "squared_hinge", "path", on_the_way)
         kept[on_the_way] = oracles.top_nodes(scores, 6) * np.isfinite(scores)
     assert [found.documents(node).tolist() for node in range(14)] == [np.flatnonzero(n).tolist() for n in kept[2].T]
     assert not np.array_equal(kept[2], kept[6])

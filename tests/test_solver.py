@@ -13,8 +13,9 @@ from small_problems import as_rows, as_weights, cost_sensitive_weights, random_p
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.training import ranker_training
-from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training import ranker as ranker_training
+from hf_xmc.training.options import RankerArguments
+from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows, gather_documents
 
 # To the optimum: no pruning, no rounding, no start from a prior.
@@ -242,7 +243,7 @@ def test_copies_of_documents_change_nothing(monkeypatch, limit):
     assert same_weights(copied, train_ranker(features, targets, uneven_tree(), arguments))
 
 
-def test_threshold_bounds_the_change_of_the_margins():
+def test_threshold_bounds_the_change_of_the_logits():
     features, targets = random_problem(seed=10, dense=0)
     rows = as_rows(features)
     exact, pruned = trained_weights(features, targets), trained_weights(features, targets, threshold=0.02)

@@ -25,10 +25,9 @@ from hf_xmc import (
     XMCTrainingArguments,
 )
 from hf_xmc.hub.training_record import TrainingRecord
-from hf_xmc.training.clustering import TreeArguments
-from hf_xmc.training.methods import ENCODER_METHODS, METHODS
-from hf_xmc.training.prediction import evaluate_model, predict_batches
-from hf_xmc.training.ranker_training import RankerArguments
+from hf_xmc.inference.predict import evaluate_model, predict_batches
+from hf_xmc.training.options import RankerArguments, TreeArguments
+from hf_xmc.training.presets import ENCODER_METHODS, METHODS
 
 
 def arguments(folder, **options):
@@ -103,18 +102,18 @@ def test_options_from_the_parser_of_transformers(tmp_path):
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1` would have no effect"),
         ({"optim": "adafactor"}, "optim=.*adafactor.*AdamW"),
         ({"method": "dismec", "encoder_max_length": 64}, "`encoder_max_length=64` would have no effect"),
-        ({"neighbours_power": 2.0}, "`neighbours_power=2.0` would have no effect: 'xr-linear' does not look for"),
+        ({"knn_power": 2.0}, "`knn_power=2.0` would have no effect: 'xr-linear' does not look for"),
         (
-            {"method": "neighbours", "ranker_cost": 2.0},
-            "`ranker_cost=2.0` would have no effect: 'neighbours' trains",
+            {"method": "knn", "ranker_cost": 2.0},
+            "`ranker_cost=2.0` would have no effect: 'knn' trains",
         ),
         (
-            {"method": "neighbours", "tree_branching": 4},
-            "`tree_branching=4` would have no effect: 'neighbours'",
+            {"method": "knn", "tree_branching": 4},
+            "`tree_branching=4` would have no effect: 'knn'",
         ),
-        ({"method": "neighbours", "neighbours_count": 0}, r"`neighbours_\*`.*`count` must be at least 1, not 0"),
-        ({"method": "neighbours", "neighbours_power": 0.0}, r"`neighbours_\*`.*`power` must be a number greater"),
-        ({"method": "neighbours", "neighbours_terms": -1}, r"`neighbours_\*`.*`terms` must not be negative"),
+        ({"method": "knn", "knn_count": 0}, r"`neighbours_\*`.*`count` must be at least 1, not 0"),
+        ({"method": "knn", "knn_power": 0.0}, r"`neighbours_\*`.*`power` must be a number greater"),
+        ({"method": "knn", "knn_terms": -1}, r"`neighbours_\*`.*`terms` must not be negative"),
     ],
 )
 def test_bad_options(tmp_path, options, message):
@@ -129,16 +128,16 @@ def test_bad_options(tmp_path, options, message):
 def test_every_linear_method_learns(method, documents, tmp_path):
     small_tree = {"tree_max_leaf_size": 10, "tree_branching": 4}
     trainer = XMCTrainer(
-        args=arguments(tmp_path, method=method, **({} if method == "neighbours" else small_tree)),
+        args=arguments(tmp_path, method=method, **({} if method == "knn" else small_tree)),
         train_dataset=documents,
         eval_dataset=make_documents(200, seed=1),
     )
     trainer.train()
     metrics = trainer.evaluate()
     # Similar documents share words that stand for no label; classifiers learn to leave these aside.
-    assert metrics["eval_P@1"] > (0.75 if method == "neighbours" else 0.95)
+    assert metrics["eval_P@1"] > (0.75 if method == "knn" else 0.95)
     assert trainer.model.config.method == method
-    assert (trainer.model.label_tree.depth == 1) == (method in ("dismec", "neighbours"))
+    assert (trainer.model.label_tree.depth == 1) == (method in ("dismec", "knn"))
 
 
 def test_train_saves_logs_and_reports(documents, tmp_path):
@@ -309,7 +308,7 @@ def test_the_ranker_learns_from_texts_of_labels(tmp_path, tiny_encoder, method):
     data = documents.remove_columns("text").add_column("text", names)
     found = {}
     for length in (0.0, 1.0):
-        options = {"label_text_length": length, "tfidf_min_df": 1}
+        options = {"label_text_weight": length, "tfidf_min_df": 1}
         if method == "xr-transformer":
             options |= {"method": method, "level_epochs": [0], "encoder_max_length": 16, "predict_with": "ranker"}
         model = tiny_encoder if method == "xr-transformer" else None
@@ -325,15 +324,15 @@ def test_the_ranker_learns_from_texts_of_labels(tmp_path, tiny_encoder, method):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({}, "label_text_length=0.5.*pass `label_texts`"),
-        ({"label_text_length": -1}, "must be 0 or a positive number"),
+        ({}, "label_text_weight=0.5.*pass `label_texts`"),
+        ({"label_text_weight": -1}, "must be 0 or a positive number"),
         ({"method": "lightxml"}, "predict_with='heads'"),
         ({"method": "x-transformer"}, "ranker_matcher='heads'"),
     ],
 )
 def test_texts_of_labels_that_cannot_be_used(documents, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        XMCTrainer(args=arguments(tmp_path, **{"label_text_length": 0.5, **options}), train_dataset=documents).train()
+        XMCTrainer(args=arguments(tmp_path, **{"label_text_weight": 0.5, **options}), train_dataset=documents).train()
 
 
 def test_parts_of_a_given_model_are_used(documents, tmp_path):
@@ -366,7 +365,7 @@ def test_odd_label_names(tmp_path):
 
 def test_texts_of_labels_that_are_numbers(tmp_path):
     data = Dataset.from_dict({"text": [f"w{i % 4}" for i in range(40)], "labels": [[i % 4] for i in range(40)]})
-    options = {"tfidf_min_df": 1, "label_text_length": 0.5}
+    options = {"tfidf_min_df": 1, "label_text_weight": 0.5}
     texts = {0: "zero", 1: "one", 2: None}
     trainer = XMCTrainer(args=arguments(tmp_path / "a", **options), train_dataset=data, label_texts=texts)
     trainer.train()
@@ -397,12 +396,12 @@ def test_splits_are_called_by_what_they_are(documents, tmp_path):
         ({"max_steps": 7}, "`level_steps`"),
         ({"learning_rate": 1e-3}, "`level_learning_rate`"),
         ({"warmup_steps": 10}, "`level_warmup`"),
-        ({"lr_scheduler_type": "cosine"}, "`level_rate_floor`"),
+        ({"lr_scheduler_type": "cosine"}, "`level_min_lr_ratio`"),
         ({"eval_ks": [0, 1]}, "`eval_ks="),
         ({"label_max_features": -1}, "`label_max_features`"),
         ({"num_threads": -1}, "`num_threads` must be at least 1"),
         ({"embedding_scale": float("inf")}, "`embedding_scale`"),
-        ({"label_text_length": float("inf")}, "`label_text_length`"),
+        ({"label_text_weight": float("inf")}, "`label_text_weight`"),
     ],
 )
 def test_options_are_checked_before_any_work(tmp_path, options, message):

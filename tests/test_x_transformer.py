@@ -24,7 +24,8 @@ from small_problems import (
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
 from hf_xmc.linear_ranker import Beam, LinearRanker
 from hf_xmc.training.label_features import describe_labels, label_documents
-from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training.options import RankerArguments
+from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
 TREE = uneven_tree()
@@ -60,9 +61,9 @@ def test_search_under_given_nodes(level, loss, ranking):
     start = random_beam(level, len(features))
     arguments = RankerArguments(loss=loss, ranking=ranking, beam_size=2)
     ranker = train_ranker(features, targets, TREE, arguments, start=start)
-    margins = oracles.margins_of(as_rows(features), as_weights(ranker))
-    assert len(margins) == TREE.depth - level == TREE.depth + 1 - ranker.first_level
-    expected = oracles.beam_scores(margins, OFFSETS[level:], loss, ranking, 2, pairs_of(start))
+    logits = oracles.logits_of(as_rows(features), as_weights(ranker))
+    assert len(logits) == TREE.depth - level == TREE.depth + 1 - ranker.first_level
+    expected = oracles.beam_scores(logits, OFFSETS[level:], loss, ranking, 2, pairs_of(start))
     for threads in (1, 2):
         scores, labels = ranker.predict(features, TREE.num_labels, start=start, num_threads=threads)
         for row, (own, found) in enumerate(zip(scores, labels, strict=True)):
@@ -173,7 +174,7 @@ def test_the_objective_is_the_mean_over_documents_and_clusters(trained):
     for document in range(20):
         for cluster in range(8):
             total += oracles.loss_value(
-                "squared_hinge", true[document, cluster], float(output.margins[document, cluster])
+                "squared_hinge", true[document, cluster], float(output.logits[document, cluster])
             )
     # The sum over clusters: a constant factor, to which neither the solution nor Adam is sensitive.
     assert float(output.loss) / 8 == pytest.approx(total / (20 * 8), rel=1e-5)
@@ -186,11 +187,11 @@ def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size, mon
     monkeypatch.setattr(model.ranker, "ranking", ranking)
     features = model.featurize(TEXTS)
     head = model.head(1)
-    clusters = oracles.margins_of(
+    clusters = oracles.logits_of(
         np.hstack([features.dense, np.ones((len(TEXTS), 1))]),
         [np.hstack([head.weight.detach().numpy(), head.bias.detach().numpy()[:, None]])],
     )[0]
-    (margins,) = oracles.margins_of(as_rows(model.ranker_features(features)), as_weights(model.ranker))
+    (logits,) = oracles.logits_of(as_rows(model.ranker_features(features)), as_weights(model.ranker))
     tree, top_b = model.label_tree, beam_size or 8
     with torch.no_grad():
         output = model(features, top_k=60, beam_size=beam_size)
@@ -201,7 +202,7 @@ def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size, mon
             # A cluster that is ruled out leaves its labels the last places, in their order.
             g = log_of(oracles.head_probability("squared_hinge", clusters[row, cluster]))
             for position in range(tree.child_offsets[1][cluster], tree.child_offsets[1][cluster + 1]):
-                h = margins[row, position]
+                h = logits[row, position]
                 score = min(1.0, max(0.0, (h + 1) / 2))
                 if ranking == "path":
                     score = np.exp(g + oracles.log_probability("squared_hinge", h))

@@ -95,7 +95,7 @@ def run_job(
 ) -> None:
     """Trains, evaluates and predicts; writes what came of it beside the model."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments, heads
-    from hf_xmc.training.work import digest
+    from hf_xmc.parallel.stage_cache import digest
 
     if sparse_rows is not None:
         heads.SPARSE_ROWS = sparse_rows

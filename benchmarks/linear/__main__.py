@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    command = commands.add_parser("prepare", help="make the vectors of a data set")
+    command = commands.add_parser("prepare", help="make the vectors of a dataset")
     command.add_argument("data", type=Path, help="folder with train and test as .parquet (text, labels) or .txt.gz")
     command.add_argument("work", type=Path, help="folder for the vectors and everything measured on them")
     command.add_argument("--train", default="train", help="training file without its ending, e.g. train-15k")

@@ -29,7 +29,7 @@ SPLITS = {"trn": "train", "tst": "test", "dev": "dev"}
 def prepare(
     data: Path, work: Path, *, train: str = "train", normalise: bool = False, threads: int = 2
 ) -> dict[str, Any]:
-    """Writes the features of one data set.
+    """Writes the features of one dataset.
 
     Args:
         data (`Path`):

@@ -58,7 +58,7 @@ def report(work: Path, *, runs: list[str] | None = None, against: str = "pecos-d
 
     Args:
         work (`Path`):
-            Folder of the data set.
+            Folder of the dataset.
         runs (`list[str]`, *optional*):
             Names of the runs; several are pooled. By default the newest.
         against (`str`, *optional*, defaults to `"pecos-default"`):

@@ -47,7 +47,7 @@ def run(
     predict_threads: Sequence[int] = (1, 2),
     timeout: int = 0,
 ) -> Path:
-    """Measures systems on one prepared data set.
+    """Measures systems on one prepared dataset.
 
     Args:
         work (`Path`):

@@ -45,7 +45,7 @@ SYSTEMS: dict[str, System] = {
             "hf-xmc-lean",
             "hf-xmc",
             "worker_hf_xmc",
-            "xr-linear ranker_train_beam_size=20 ranker_threshold=4e-4 ranker_beam_size=8",
+            "xr-linear ranker_train_beam_size=20 ranker_prune_threshold=4e-4 ranker_beam_size=8",
             needs_setup=True,
         ),
         # With some thousand labels as good as the default of 40.

@@ -23,9 +23,10 @@ LABEL_MAX_FEATURES = 1024  # the default of `XMCTrainingArguments`
 def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int, setting: str) -> dict[str, Any]:
     """Builds the tree, trains the ranker and saves both."""
     from hf_xmc.features import Features
-    from hf_xmc.training.clustering import TreeArguments, build_tree
+    from hf_xmc.training.clustering import build_tree
     from hf_xmc.training.label_features import pifa
-    from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+    from hf_xmc.training.options import RankerArguments, TreeArguments
+    from hf_xmc.training.ranker import train_ranker
 
     start = time.perf_counter()
     options = options_of(setting)
@@ -61,7 +62,7 @@ def load(model: str, threads: int, setting: str) -> Predict:
 
 def options_of(setting: str) -> dict[str, Any]:
     """Options of a setting: a method, then `name=value` for what differs from it, the value being JSON."""
-    from hf_xmc.training.methods import method_options
+    from hf_xmc.training.presets import method_options
 
     method, *changes = setting.split()
     pairs = (change.split("=") for change in changes)

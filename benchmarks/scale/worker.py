@@ -19,9 +19,10 @@ from scipy.sparse import csr_matrix
 
 from hf_xmc.features import Features
 from hf_xmc.linear_ranker import LinearRanker
-from hf_xmc.training.clustering import TreeArguments, build_tree
+from hf_xmc.training.clustering import build_tree
 from hf_xmc.training.label_features import pifa
-from hf_xmc.training.ranker_training import RankerArguments, train_ranker
+from hf_xmc.training.options import RankerArguments, TreeArguments
+from hf_xmc.training.ranker import train_ranker
 
 from . import synthetic
 

@@ -165,7 +165,7 @@ def _run(
         "options": changes,
         "seconds": seconds,
         "stages": {name: value for name, value in output.metrics.items() if name.endswith("_seconds")},
-        "heads_share": trainer.model.config.heads_share,
+        "heads_weight": trainer.model.config.heads_weight,
         "tree": trainer.model.config.level_sizes,
         "heads_bytes": trainer.model.heads.num_bytes,
         "full_width_bytes": trainer.model.heads.full_width_bytes,

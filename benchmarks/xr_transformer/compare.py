@@ -157,7 +157,7 @@ SYSTEMS: dict[str, Callable[[Comparison], dict[str, Measurement]]] = {
 def compare(
     work: Path, data: Path, options: Options, systems: list[str], *, train: str = "train", threads: int
 ) -> Path:
-    """Measures systems on one data set.
+    """Measures systems on one dataset.
 
     Args:
         work (`Path`):
@@ -206,7 +206,7 @@ def compare(
 
 
 def prepare_documents(data: Path, work: Path, train: str) -> None:
-    """Makes vectors and texts, unless the folder has those of the same data set."""
+    """Makes vectors and texts, unless the folder has those of the same dataset."""
     info = work / "info.json"
     known = read_json(info) if info.is_file() else {}
     if (known.get("data"), known.get("train_file")) != (data.name, train):

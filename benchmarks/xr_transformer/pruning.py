@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from hf_xmc import XMCForTextClassification
-from hf_xmc.adaptive_head import AdaptiveHead, search_tails
-from hf_xmc.heads import LevelHead, node_probabilities
+from hf_xmc.modeling_heads import AdaptiveHead, LevelHead, node_probabilities, search_tails
 
 from .report import table
 

@@ -107,7 +107,7 @@ def setup(work: str, model: str, threads: int, options: Options) -> None:
 def train(work: str, model: str, threads: int, options: Options) -> dict[str, Any]:
     """Trains on the texts of the training split."""
     label_texts = None
-    if options.hf_xmc.get("label_text_length"):
+    if options.hf_xmc.get("label_text_weight"):
         with open(f"{work}/{LABEL_TEXTS_FILE}", encoding="utf-8") as file:
             label_texts = json.load(file)
     return fit(read_texts(work, "trn"), label_names(work), model, threads, options, label_texts)

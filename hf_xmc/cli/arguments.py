@@ -17,8 +17,8 @@ from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
 from ..data.readers import join_splits, split_names
-from ..files import resolve_file
-from ..tagging import TextTagger
+from ..modeling_utils import PredictMixin
+from ..serialization import resolve_file
 
 
 @dataclass
@@ -90,7 +90,7 @@ def load_split(
     label_delimiter: str | None = None,
     require_labels: bool = True,
 ) -> Dataset:
-    """One split of a data set, which may be the bundled sample."""
+    """One split of a dataset, which may be the bundled sample."""
     if path == "sample":
         splits = load_sample()
         if column_mapping or label_delimiter:
@@ -113,7 +113,7 @@ def load_model(name_or_path: str) -> Any:
     """A trained model or ensemble, from a folder or the Hub."""
     resolve_file(name_or_path, CONFIG_NAME)
     model = AutoModel.from_pretrained(name_or_path)
-    if not isinstance(model, TextTagger):
+    if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, no model of hf_xmc.")
     return model
 

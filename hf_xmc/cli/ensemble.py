@@ -10,9 +10,9 @@ from tqdm.auto import tqdm
 from transformers.utils import CONFIG_NAME
 
 from ..ensemble_xmc import COMBINATIONS
-from ..files import write_json
 from ..hub.model_card import forget_model
 from ..hub.training_record import ENSEMBLE_FILE
+from ..serialization import write_json
 from ..training.ensemble import make_ensemble
 from .arguments import load_split, parse_mapping
 

@@ -12,11 +12,11 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 
 from ..evaluation import format_by_frequency, format_metrics
-from ..files import write_json
+from ..inference.predict import BATCH_SIZE, evaluate_model
+from ..modeling_utils import PredictMixin
 from ..modeling_xmc import PREDICT_WITH
-from ..tagging import TextTagger
-from ..training.prediction import BATCH_SIZE, evaluate_model
-from ..training.work import ALONE, Work
+from ..parallel.stage_cache import NO_CACHE, StageCache
+from ..serialization import write_json
 from .arguments import load_model, load_split, parse_mapping
 
 
@@ -69,7 +69,12 @@ def _results_path(model: str, split: str | None, is_trial: bool) -> str:
 
 
 def measure(
-    model: TextTagger, dataset: Dataset, path: str, facts: Mapping[str, Any], work: Work = ALONE, **options: Any
+    model: PredictMixin,
+    dataset: Dataset,
+    path: str,
+    facts: Mapping[str, Any],
+    work: StageCache = NO_CACHE,
+    **options: Any,
 ) -> None:
     """Evaluates a model, prints the results as tables and writes them, with `facts`, to a JSON file."""
     start = time.perf_counter()

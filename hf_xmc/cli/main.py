@@ -16,7 +16,7 @@ COMMANDS = {
     "card": "write the card of a model",
     "export": "copy a model together with the code that loads it",
     "push": "upload a model to the Hub",
-    "push-dataset": "upload a data set to the Hub",
+    "push-dataset": "upload a dataset to the Hub",
 }
 
 

@@ -14,9 +14,7 @@ from datasets import Dataset, Features
 from tqdm.auto import tqdm
 
 from ..data.corpus import Batch, Corpus, find_sources
-from ..modeling_xmc import PREDICT_WITH
-from ..tagging import TextTagger
-from ..training.batch_prediction import (
+from ..inference.corpus import (
     PredictionArguments,
     PredictionJob,
     check_output_name,
@@ -26,8 +24,10 @@ from ..training.batch_prediction import (
     process_state,
     wanted_columns,
 )
-from ..training.clustering import Progress
-from ..training.prediction_files import FORMATS, Predictions, json_line, parquet_schema, prediction_writer
+from ..inference.writers import FORMATS, Predictions, json_line, parquet_schema, prediction_writer
+from ..modeling_utils import PredictMixin
+from ..modeling_xmc import PREDICT_WITH
+from ..utils import Progress
 from .arguments import load_model, load_split
 
 DESCRIPTION = """
@@ -36,7 +36,7 @@ Tags documents and writes the predictions in their order: one line of JSON per d
 neither has to fit into memory.
 
 INPUT is a file (parquet, jsonl, csv, or .txt with a document per line; gzipped too), a pattern such as 'part-*.jsonl',
-a folder of such files, any data set that can be trained on (its labels are ignored), or - for lines from standard
+a folder of such files, any dataset that can be trained on (its labels are ignored), or - for lines from standard
 input.
 """
 
@@ -136,7 +136,7 @@ def _inputs(args: argparse.Namespace) -> list[str | Dataset]:
 
 
 def _predict_lines(
-    model: TextTagger, arguments: PredictionArguments, num_threads: int | None
+    model: PredictMixin, arguments: PredictionArguments, num_threads: int | None
 ) -> Iterator[tuple[Batch, Predictions]]:
     lines = iter(sys.stdin)
     while texts := [line.rstrip("\r\n") for line in islice(lines, arguments.batch_size)]:
@@ -144,7 +144,7 @@ def _predict_lines(
 
 
 def _predict_files(
-    model: TextTagger, args: argparse.Namespace, arguments: PredictionArguments, report: Progress
+    model: PredictMixin, args: argparse.Namespace, arguments: PredictionArguments, report: Progress
 ) -> Iterator[tuple[Batch, Predictions]]:
     sources = find_sources(_inputs(args), wanted_columns(model, arguments), args.split)
     corpus = Corpus(sources, [source.scan() for source in sources])

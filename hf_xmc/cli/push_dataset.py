@@ -1,4 +1,4 @@
-"""`hf-xmc push-dataset`: uploads a data set to the Hub."""
+"""`hf-xmc push-dataset`: uploads a dataset to the Hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .arguments import parse_mapping
 from .push import add_destination_arguments, destination_of
 
 DESCRIPTION = """
-Uploads a data set in the columns that hf_xmc reads (text, labels): all splits as parquet, the labels with their texts
+Uploads a dataset in the columns that hf_xmc reads (text, labels): all splits as parquet, the labels with their texts
 and counts, and a card.
 """
 
@@ -44,4 +44,4 @@ def run(argv: Sequence[str]) -> None:
     texts = load_label_texts(args.data) if args.label_texts else None
     given = CardOptions(license=args.license, language=args.language, tags=args.tags)
     done = push_dataset(splits, destination_of(args, "dataset"), texts, given)
-    print(f"The data set is at {done.pr_url or done.commit_url}.")
+    print(f"The dataset is at {done.pr_url or done.commit_url}.")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ..data import load_label_texts
 from ..hub.training_record import public_name
+from ..training.arguments import XMCTrainingArguments
 from ..training.trainer import XMCTrainer
-from ..training.training_args import XMCTrainingArguments
 from .arguments import DataArguments, RecipeParser
 from .evaluate import measure
 

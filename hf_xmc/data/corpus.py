@@ -56,7 +56,7 @@ class WantedColumns:
 
 class DocumentSource:
     """
-    The documents of one file or data set, in their order.
+    The documents of one file or dataset, in their order.
 
     Args:
         name (`str`): What errors call it.
@@ -345,18 +345,18 @@ def find_sources(
 
     Args:
         inputs (`Sequence`):
-            Files, patterns such as `part-*.jsonl`, folders (a data set with splits, or files by name), ids of data
+            Files, patterns such as `part-*.jsonl`, folders (a dataset with splits, or files by name), ids of data
             sets on the Hub, or loaded `datasets.Dataset`s.
         columns ([`WantedColumns`]):
             What is read.
         split (`str`, *optional*):
-            Split of folders and data sets, where they have several.
+            Split of folders and datasets, where they have several.
     """
     sources: list[DocumentSource] = []
     for number, given in enumerate(inputs, 1):
         if isinstance(given, Dataset):
             dataset = prepare_dataset(given, **_preparation(columns))
-            sources.append(DatasetDocuments(f"data set {number}", columns, dataset))
+            sources.append(DatasetDocuments(f"dataset {number}", columns, dataset))
             continue
         files = _files(os.fspath(given), split)
         if files is None:
@@ -371,7 +371,7 @@ def find_sources(
 
 
 def _files(given: str, split: str | None) -> list[Path] | None:
-    """The files that are meant; `None` where it is a data set for [`load_xmc_dataset`]."""
+    """The files that are meant; `None` where it is a dataset for [`load_xmc_dataset`]."""
     location = Path(given).expanduser()
     if location.is_file():
         return [location]

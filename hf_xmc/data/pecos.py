@@ -15,8 +15,8 @@ import pyarrow as pa
 from datasets import Dataset, Features, List, Value
 from scipy.sparse import csr_matrix, load_npz
 
+from .columns import check_rows
 from .streams import cached_dataset, text_lines
-from .vectors import check_rows
 
 SPLITS = {"train": "trn", "validation": "val", "test": "tst"}
 # Where the published archives keep the vectors.

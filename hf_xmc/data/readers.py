@@ -15,10 +15,10 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+from .attentionxml import pair_splits, read_pair
 from .columns import prepare_dataset
 from .pecos import names_are_labels, pecos_label_names, pecos_splits, read_pecos
 from .streams import plain_error
-from .text_pairs import pair_splits, read_pair
 from .xmc_text import has_xmc_header, read_xmc_text
 
 # Extension → loader of `datasets`, the most faithful first.
@@ -45,7 +45,7 @@ def load_xmc_dataset(
     **load_options: Any,
 ) -> DatasetDict | Dataset:
     """
-    Reads a data set whatever its format, which is recognised by names and content:
+    Reads a dataset whatever its format, which is recognised by names and content:
 
     - parquet, jsonl/json, csv and tsv files (compressed too), split by name: `train.parquet`,
       `data/dev-00000-of-00002.jsonl`;
@@ -223,7 +223,7 @@ def folder_splits(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
                 return {split: ("files", split, paths) for split, paths in splits.items()}
     names = sorted(path.name for path in folder.iterdir())
     raise FileNotFoundError(
-        f"`{folder}` holds no data set that can be read: there are {', '.join(names[:10]) or 'no files'}. Name files "
+        f"`{folder}` holds no dataset that can be read: there are {', '.join(names[:10]) or 'no files'}. Name files "
         "by their split, such as train.parquet and test.parquet (or .jsonl, .csv, .txt in the repository's format)."
     )
 
@@ -324,3 +324,21 @@ def _load_from_hub(
     if split not in splits:
         raise ValueError(f"`{path}` has no split `{split}`; it has {', '.join(splits)}.")
     return prepare_dataset(splits[split], **prepare)
+
+
+SAMPLE_FOLDER = Path(__file__).with_name("sample")
+
+
+def load_sample(cache_dir: str | None = None) -> DatasetDict:
+    """
+    The bundled sample: `train`, `validation` and `test` with the columns `text` and `labels` (names of subjects).
+
+    Its origin, licences and numbers are in the `README.md` beside the files.
+
+    Args:
+        cache_dir (`str`, *optional*):
+            Where the Arrow files go; by default the cache of `datasets`.
+    """
+    splits = load_xmc_dataset(SAMPLE_FOLDER, cache_dir=cache_dir)
+    assert isinstance(splits, DatasetDict)
+    return splits

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.csv as csv
 from datasets import Dataset, Features, List, Value
 
+from .columns import check_rows
 from .streams import BLOCK_BYTES, cached_dataset, line_blocks, open_bytes
-from .vectors import check_rows
 
 FEATURES = Features(
     {"feature_ids": List(Value("int32")), "feature_values": List(Value("float32")), "labels": List(Value("int32"))}

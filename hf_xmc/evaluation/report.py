@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..files import atomic_write
+from ..serialization import atomic_write
 
 _BUCKET_METRICS = ("recall", "precision", "coverage", "contribution")
 

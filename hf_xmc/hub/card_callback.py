@@ -138,7 +138,7 @@ class ModelCardCallback(TrainerCallback):
 
 
 def hub_id(dataset: Dataset) -> str | None:
-    """The id on the Hub of what a data set was loaded from; `None` for local files."""
+    """The id on the Hub of what a dataset was loaded from; `None` for local files."""
     sources = (dataset.info.download_checksums or {}) if dataset.info is not None else {}
     found = (re.match(r"hf://datasets/([^/]+/[^/@]+)", source) for source in sources)
     return next((match[1] for match in found if match), None)

@@ -15,8 +15,8 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData
 from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
-from ..files import read_json
 from ..labels import Labels
+from ..serialization import read_json
 from .citations import Paper, paper_of
 from .training_record import TRAINING_ARGS_FILE, TrainingRecord, is_hub_id, public_name
 
@@ -146,7 +146,7 @@ class CardFacts:
     @property
     def holds_documents(self) -> bool:
         """Whether training documents can be read from the model, or from one of an ensemble."""
-        return any(model.config.ranker_type == "neighbours" for model in self.models)
+        return any(model.config.ranker_type == "knn" for model in self.models)
 
     @property
     def tree_shape(self) -> str:
@@ -231,7 +231,7 @@ def _eval_results(facts: CardFacts) -> Iterator[EvalResult]:
 
 
 def eval_entries(facts: CardFacts) -> list[EvalResultEntry]:
-    """The results for `.eval_results/`, which the Hub collects by data set."""
+    """The results for `.eval_results/`, which the Hub collects by dataset."""
     return [
         EvalResultEntry(
             dataset_id=evaluation_name(facts, evaluation),

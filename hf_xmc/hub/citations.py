@@ -97,7 +97,7 @@ PAPERS = {
         "Machine Learning",
         2020,
     ),
-    "neighbours": _article(
+    "knn": _article(
         "k nearest neighbours",
         "cover1967nearest",
         "Nearest neighbor pattern classification",

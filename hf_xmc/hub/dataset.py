@@ -28,7 +28,7 @@ def push_dataset(
     given: CardOptions | None = None,
 ) -> Any:
     """
-    Uploads a data set: one parquet file per split, the labels with their counts and texts, and a card.
+    Uploads a dataset: one parquet file per split, the labels with their counts and texts, and a card.
 
     `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` read it again.
 
@@ -62,11 +62,11 @@ def push_dataset(
         additions.append(CommitOperationAdd(LABELS_FILE, str(Path(folder, LABELS_FILE))))
         card = render_dataset_card(splits, destination.repo_id, names, given or CardOptions())
         additions.append(CommitOperationAdd("README.md", card.encode()))
-        return commit(additions, destination, "The data set")
+        return commit(additions, destination, "The dataset")
 
 
 def render_dataset_card(splits: Mapping[str, Dataset], repo_id: str, labels: list[str], given: CardOptions) -> str:
-    """The card of a data set as text."""
+    """The card of a dataset as text."""
     configs = [{"split": name, "path": f"{name}.parquet"} for name in splits]
     data = DatasetCardData(
         language=given.language,

@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from ..files import new_folder
-from ..runtime_code import add_code
+from ..remote_code import add_code
+from ..serialization import new_folder
 from .published_files import check_saved_model, publishable_files
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
-from ..files import read_json
-from ..runtime_code import CLASSES, CODE_ENTRIES
+from ..remote_code import CLASSES, CODE_ENTRIES
+from ..serialization import read_json
 from .model_card import CARD_FILE
 from .training_record import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, public_name
 

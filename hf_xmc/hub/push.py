@@ -25,10 +25,8 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import CONFIG_NAME
 
-from ..files import read_json
-from ..runtime_code import code_files, with_code
-from ..self_contained import SelfContainedModel
-from ..shards import MAX_SHARD_SIZE
+from ..remote_code import SelfContainedModel, code_files, with_code
+from ..serialization import MAX_SHARD_SIZE, read_json
 from .card_data import CardOptions
 from .model_card import CARD_FILE, write_model_card
 from .published_files import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..files import atomic_write
+from ..serialization import atomic_write
 from .training_record import TrainingRecord
 
 # Stages shorter than this part of all are put together with what is no stage.

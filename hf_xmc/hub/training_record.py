@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..files import read_json, write_json
-from ..threads import available_cores
+from ..serialization import read_json, write_json
+from ..utils import available_cores
 
 RECORD_FILE = "training_record.json"
 TRAINING_ARGS_FILE = "training_args.json"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..files import load_tensors, save_tensors
-from .sharding import gathered, spread
+from ..serialization import load_tensors, save_tensors
+from .fsdp import gathered, spread
 
 AVERAGE_FILE = "average.safetensors"
 

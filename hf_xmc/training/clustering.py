@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import numpy as np
@@ -13,74 +12,12 @@ import numpy as np
 from ..features import Features
 from ..label_tree import LabelTree
 from ..linear_ranker import sparse_part
-from ..threads import count_threads
-from .cluster_kernels import bisect, nearest_centre
-
-Progress = Callable[[str, int, int], None]
-
-CLUSTERINGS = ("balanced", "kmeans", "flat", "frequency")
-SHARES_OF = ("mass", "count")
+from ..utils import Progress, count_threads
+from .kernels_cluster import bisect, nearest_centre
+from .options import TreeArguments
 
 # A first level of up to this many nodes is searched whole; more are put under a level of their own.
 _MAX_TOP_NODES = 64
-
-
-@dataclass
-class TreeArguments:
-    """
-    Shape of the label tree.
-
-    Args:
-        clustering (`str`, *optional*, defaults to `"balanced"`):
-            `"balanced"`: recursive balanced spherical k-means (Parabel, XR-Linear); `"kmeans"`: plain k-means, whose
-            clusters may differ in size (Bonsai); `"flat"`: no hierarchy, one-vs-rest (DiSMEC); `"frequency"`: frequent
-            labels by themselves, rare ones in tails (APLC), see [`frequency_tree`].
-        branching (`int`, *optional*, defaults to `16`):
-            Children of an inner node; sixteen fill the lanes of the kernels.
-        max_leaf_size (`int`, *optional*, defaults to `16`):
-            Labels under a lowest node.
-        max_depth (`int`, *optional*):
-            Levels below the root, labels included; as many as needed by default.
-        kmeans_iterations (`int`, *optional*, defaults to `20`):
-            Largest number of rounds of one clustering.
-        tree_seed (`int`, *optional*, defaults to `0`):
-            Seed of the starting centres.
-        shares (`list[float]`, *optional*, defaults to `[0.7, 0.2, 0.1]`):
-            With `"frequency"` the parts of the frequent labels and of each tail; they add up to 1.
-        shares_of (`str`, *optional*, defaults to `"mass"`):
-            What the shares divide: `"mass"`, how often labels occur, or `"count"`, how many they are.
-    """
-
-    clustering: str = field(
-        default="balanced",
-        metadata={"help": "How labels are grouped: balanced, kmeans, flat or frequency.", "choices": CLUSTERINGS},
-    )
-    branching: int = field(default=16, metadata={"help": "Children of an inner node."})
-    max_leaf_size: int = field(default=16, metadata={"help": "Labels under a lowest node."})
-    max_depth: int | None = field(default=None, metadata={"help": "Levels below the root, labels included."})
-    kmeans_iterations: int = field(default=20, metadata={"help": "Largest number of rounds of one clustering."})
-    tree_seed: int = field(default=0, metadata={"help": "Seed of the starting centres."})
-    shares: list[float] = field(
-        default_factory=lambda: [0.7, 0.2, 0.1],
-        metadata={"help": "Parts of frequent labels and of tails of rare ones."},
-    )
-    shares_of: str = field(
-        default="mass", metadata={"help": "Shares of occurrences (mass) or of labels (count).", "choices": SHARES_OF}
-    )
-
-    def __post_init__(self) -> None:
-        self.shares = list(self.shares)
-        if min(self.shares, default=0) <= 0 or not math.isclose(sum(self.shares), 1, abs_tol=1e-6):
-            raise ValueError(f"`shares` must be greater than 0 and add up to 1, but are {self.shares}.")
-        if self.shares_of not in SHARES_OF:
-            raise ValueError(f"`shares_of={self.shares_of!r}` is not one of {', '.join(SHARES_OF)}.")
-        if self.clustering not in CLUSTERINGS:
-            raise ValueError(f"`clustering={self.clustering!r}` is not one of {', '.join(CLUSTERINGS)}.")
-        for name, least in (("branching", 2), ("max_leaf_size", 2), ("kmeans_iterations", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}, not {getattr(self, name)}.")
-        if self.max_depth is not None and self.max_depth < 1:
-            raise ValueError(f"`max_depth` must be at least 1, not {self.max_depth}.")
 
 
 def build_tree(

@@ -1,4 +1,4 @@
-"""Tokens and vectors of whole data sets: made once, kept on disk."""
+"""Tokens and vectors of whole datasets: made once, kept on disk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from datasets import Dataset, Value
 from datasets import Features as Columns
 from datasets import List as ListColumn
 
-from ..files import load_tensors, save_tensors
 from ..modeling_xmc import XMCForTextClassification
+from ..parallel.stage_cache import NO_CACHE, StageCache, digest
+from ..serialization import load_tensors, save_tensors
 from ..text_encoder import pad_batch
-from .clustering import Progress
-from .work import ALONE, Work, digest
+from ..utils import Progress
 
 _BATCH_SIZE = 1024
 
 
 def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Dataset:
     """
-    The token ids of a data set's texts in an Arrow file, which later runs find in the cache of `datasets`.
+    The token ids of a dataset's texts in an Arrow file, which later runs find in the cache of `datasets`.
 
     Args:
         model ([`XMCForTextClassification`]):
@@ -37,7 +37,7 @@ def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Datas
         (its row).
     """
     if "text" not in dataset.column_names:
-        raise ValueError(f"An encoder reads texts, but the data set has only {', '.join(dataset.column_names)}.")
+        raise ValueError(f"An encoder reads texts, but the dataset has only {', '.join(dataset.column_names)}.")
     ids = ListColumn(ListColumn(Value("int32")))
     return dataset.select_columns(["text"]).map(
         _tokenize_batch,
@@ -81,7 +81,7 @@ def embed_dataset(
     batch_size: int,
     cache: str | None = None,
     progress: Progress | None = None,
-    work: Work = ALONE,
+    work: StageCache = NO_CACHE,
     documents: Callable[[], str] | None = None,
 ) -> np.ndarray:
     """
@@ -99,7 +99,7 @@ def embed_dataset(
             twice.
         progress (`Callable`, *optional*):
             Called with (stage, done, total).
-        work ([`Work`], *optional*):
+        work ([`StageCache`], *optional*):
             Shares the documents out over processes; this process alone by default.
         documents (`Callable[[], str]`, *optional*):
             Gives what [`tokens_digest`] would, where that is known already.

@@ -15,14 +15,14 @@ from scipy.sparse import csr_matrix
 
 from ..evaluation.metrics import XMCMetrics
 from ..features import Features
-from ..level_heads import tail_sizes
+from ..inference.predict import map_batches
 from ..linear_ranker import Beam
+from ..modeling_heads import tail_sizes
+from ..modeling_utils import mix_scores
 from ..modeling_xmc import XMCForTextClassification
-from ..outputs import mix_scores
+from .arguments import XMCTrainingArguments
 from .averaging import WeightAverage
-from .checkpoints import load_level_state, save_level_state
-from .embedding import embed_dataset, tokenize_dataset, tokens_digest
-from .head_training import (
+from .bootstrap import (
     bootstrap_head,
     level_data,
     make_level_data,
@@ -31,13 +31,14 @@ from .head_training import (
     start_from_frequency,
     starting_data,
 )
-from .levels import LevelData, Schedule
-from .linear_training import add_ranker, build_label_tree, prepare_features, prepare_tree
+from .checkpoint import load_level_state, save_level_state
+from .embedding import embed_dataset, tokenize_dataset, tokens_digest
+from .fsdp import ShardedEncoder
+from .level_data import LevelData
 from .lora import Adapters
-from .prediction import map_batches
-from .progress import Stages
-from .sharding import ShardedEncoder
-from .training_args import XMCTrainingArguments
+from .progress import StageTimer
+from .schedule import Schedule
+from .stages import add_ranker, build_label_tree, prepare_features, prepare_tree
 
 # Shares of the heads that are tried on validation documents, and the share where there are none.
 _SHARES = np.arange(0, 1.01, 0.05)
@@ -56,7 +57,7 @@ class EncoderRun:
             Training documents in the columns of [`prepare_dataset`].
         args ([`XMCTrainingArguments`]):
             Options.
-        stages ([`Stages`]):
+        stages ([`StageTimer`]):
             Times and logs the stages.
         label_texts (`dict[str, str]`, *optional*):
             Text by label name.
@@ -67,7 +68,7 @@ class EncoderRun:
         model: XMCForTextClassification,
         dataset: Dataset,
         args: XMCTrainingArguments,
-        stages: Stages,
+        stages: StageTimer,
         label_texts: dict[str, str] | None = None,
     ) -> None:
         self.model, self.args, self.stages = model, args, stages
@@ -293,13 +294,13 @@ class EncoderRun:
 
     def _choose_share(self, eval_dataset: Dataset | None) -> None:
         config = self.model.config
-        if self.args.heads_share is not None or eval_dataset is None:
-            config.heads_share = _DEFAULT_SHARE if self.args.heads_share is None else self.args.heads_share
+        if self.args.heads_weight is not None or eval_dataset is None:
+            config.heads_weight = _DEFAULT_SHARE if self.args.heads_weight is None else self.args.heads_weight
         else:
             with self.stages.stage("heads' share") as facts:
-                config.heads_share, best = choose_share(self.model, eval_dataset, self.args, self.stages)
-                facts.update({"heads_share": config.heads_share, f"eval_{_CHOSEN_BY}": best})
-        if config.heads_share == 0:
+                config.heads_weight, best = choose_share(self.model, eval_dataset, self.args, self.stages)
+                facts.update({"heads_weight": config.heads_weight, f"eval_{_CHOSEN_BY}": best})
+        if config.heads_weight == 0:
             # The same labels, without asking the heads for nothing.
             config.predict_with = "ranker"
 
@@ -371,7 +372,7 @@ class EncoderRun:
 
 @torch.no_grad()
 def choose_share(
-    model: XMCForTextClassification, dataset: Dataset, args: XMCTrainingArguments, stages: Stages
+    model: XMCForTextClassification, dataset: Dataset, args: XMCTrainingArguments, stages: StageTimer
 ) -> tuple[float, float]:
     """
     The part of the heads in a score that ranks validation documents best.
@@ -383,7 +384,7 @@ def choose_share(
             Documents with labels.
         args ([`XMCTrainingArguments`]):
             Options.
-        stages ([`Stages`]):
+        stages ([`StageTimer`]):
             Reports the progress.
 
     Returns:

@@ -13,9 +13,9 @@ from scipy.sparse import csr_matrix
 
 from ..ensemble_xmc import MemberFeatures, XMCEnsemble, combine_members
 from ..evaluation.metrics import XMCMetrics
+from ..inference.predict import map_batches
 from ..modeling_xmc import XMCForTextClassification
-from .clustering import Progress
-from .prediction import map_batches
+from ..utils import Progress
 
 _CHOSEN_BY = "nDCG@5"
 _ROUNDS = 20

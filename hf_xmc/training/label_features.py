@@ -11,8 +11,8 @@ from scipy.sparse import csr_matrix, hstack
 
 from ..features import Features
 from ..label_tree import binarized
-from ..threads import count_threads
-from .cluster_kernels import aggregate_rows, close_gaps, entry_bounds
+from ..utils import count_threads
+from .kernels_cluster import aggregate_rows, close_gaps, entry_bounds
 
 if TYPE_CHECKING:  # a ranker can be trained on vectors without all that a model imports
     from ..modeling_xmc import XMCForTextClassification
@@ -88,7 +88,7 @@ def label_documents(
         `tuple[Features, csr_matrix]`: one row for each label that has a text, as the ranker takes them, and
         `(rows, labels)` the label of each.
     """
-    texts = check_label_texts(model, "label_text_length", length)
+    texts = check_label_texts(model, "label_text_weight", length)
     assert model.tfidf is not None
     labels = np.array([label for label, text in enumerate(texts) if text.strip()])
     texts = [texts[label] for label in labels]

@@ -18,10 +18,12 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from ..files import new_folder, partial_name
-from ..heads import LevelHead
+from ..modeling_heads import LevelHead
 from ..modeling_xmc import XMCForTextClassification
-from .checkpoints import (
+from ..parallel.stage_cache import StageCache
+from ..serialization import new_folder, partial_name
+from .arguments import XMCTrainingArguments
+from .checkpoint import (
     TRAINER_STATE_FILE,
     load_optimizer,
     load_random_state,
@@ -30,12 +32,10 @@ from .checkpoints import (
     seal_checkpoint,
 )
 from .encoder_training import EncoderRun
+from .fsdp import ShardedEncoder, choose_modules, gathered, spread
 from .optimizer import RowAdamW
 from .progress import StageProgressCallback
-from .sharding import ShardedEncoder, choose_modules, gathered, spread
 from .termination import EXIT_CODE, Termination
-from .training_args import XMCTrainingArguments
-from .work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class LevelTrainer(Trainer):
     # Parameters whose gradients no wrapper averages over processes, and those of them whose gradients hold few rows.
     _dense_rows: Sequence[nn.Parameter] = ()
     _sparse_rows: Sequence[nn.Parameter] = ()
-    work: Work
+    work: StageCache
     termination: Termination
     # What was logged before the loop, which starts a log of its own.
     _earlier_logs: Sequence[dict[str, float]] = ()
@@ -125,7 +125,7 @@ class LevelTrainer(Trainer):
         try:
             return super().get_batch_samples(*args, **kwargs)
         except (ConnectionError, EOFError) as error:
-            # One way in which the death of such a process shows; see `Processes.explained`.
+            # One way in which the death of such a process shows; see `ProcessGroup.explained`.
             raise RuntimeError(f"DataLoader worker: {error!r}") from error
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..files import atomic_write
 from ..modeling_xmc import XMCForTextClassification
+from ..serialization import atomic_write
+from .options import require_peft
 
 # Beside the model in a checkpoint, which holds the encoder as it came.
 ADAPTERS_FILE = "adapters.safetensors"
-
-
-def require_peft() -> None:
-    """Raises where the package that makes adapters is missing."""
-    if find_spec("peft") is None:
-        raise ImportError(
-            "`encoder_lora_rank` needs the package peft, which is not installed: `pip install hf-xmc[peft]`, or set "
-            "`encoder_lora_rank=0` to train the encoder itself."
-        )
 
 
 class Adapters:

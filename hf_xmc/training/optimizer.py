@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from .sharding import RowParts
+from .fsdp import RowParts
 
 
 class RowAdamW(torch.optim.AdamW):

@@ -10,8 +10,8 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerState
 
-from .clustering import Progress
-from .work import ALONE, Work
+from ..parallel.stage_cache import NO_CACHE, StageCache
+from ..utils import Progress
 
 
 class StageProgressCallback(ProgressCallback):
@@ -57,7 +57,7 @@ class StageProgressCallback(ProgressCallback):
         self._stage = ""
 
 
-class Stages:
+class StageTimer:
     """
     Runs the stages of a training: times each and logs it.
 
@@ -66,12 +66,12 @@ class Stages:
             Takes the seconds of a stage.
         report (`Callable`, *optional*):
             Called with (stage, done, total) while a stage is at work.
-        work ([`Work`], *optional*):
+        work ([`StageCache`], *optional*):
             Shares what a stage does with other processes; this process alone by default.
     """
 
     def __init__(
-        self, log: Callable[[dict[str, float]], None], report: Progress | None = None, work: Work = ALONE
+        self, log: Callable[[dict[str, float]], None], report: Progress | None = None, work: StageCache = NO_CACHE
     ) -> None:
         self._log = log
         self.report, self.work = report, work

@@ -9,9 +9,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from ..features import Features
-from ..lanes import compiled
 from ..linear_ranker import Beam, LinearRanker, first_node
-from .work import ALONE, Work
+from ..parallel.stage_cache import NO_CACHE, StageCache
+from ..simd import compiled
 
 NEGATIVES = ("tfn", "man", "both")
 
@@ -47,7 +47,7 @@ def level_shortlist(
     level: int,
     num_threads: int | None,
     start: Beam | None = None,
-    work: Work = ALONE,
+    work: StageCache = NO_CACHE,
 ) -> Shortlist:
     """
     Documents that train the children of each of the `num_nodes` nodes above `level`.
@@ -62,7 +62,7 @@ def level_shortlist(
             The levels trained so far, for `"man"`.
         start ([`Beam`], *optional*):
             Where the beams begin, if not at the root; those of the level above are taken as they are.
-        work ([`Work`], *optional*):
+        work ([`StageCache`], *optional*):
             Shares the documents out over processes; this process alone by default.
     """
     if true_nodes is None:

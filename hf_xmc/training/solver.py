@@ -2,7 +2,7 @@
 Dual coordinate descent for sixteen sibling classifiers at a time: the compiled inner loops of ranker training.
 
 Each classifier minimises `1/2 |w|^2 + sum_i C_i * loss(y_i * (w . x_i + prior))` over the documents its parent
-shortlists, `loss` being the squared hinge or the logistic loss. The margin starts from a constant `prior` (-1 by
+shortlists, `loss` being the squared hinge or the logistic loss. The logit starts from a constant `prior` (-1 by
 default): a classifier that has seen nothing already rejects everything, so that only negatives which resemble a
 positive cost any work, where a zero start has to learn the rejection from every single negative.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels import bucket_bits, hash_order, pack_rows
-from ..lanes import (
+from ..kernels_search import bucket_bits, hash_order, pack_rows
+from ..simd import (
     HEADER,
     LANES,
     compiled,
@@ -72,7 +72,7 @@ def solve_block(
     active = np.ones(count, dtype=np.bool_)
     order = np.empty(count, dtype=np.int64)
     state = np.uint64(2 * seed + 1)
-    # Documents far from every margin are skipped; whole sweeps find those that moved back, ever less often.
+    # Documents far from every logit are skipped; whole sweeps find those that moved back, ever less often.
     slack = np.float32(tolerance * 0.1)
     next_sweep, gap = 0, 1
     scattered = count > _CACHED_DOCUMENTS
@@ -193,12 +193,12 @@ def _logistic_step(alpha, diagonal, scores, norm, num_lanes, slack, delta):
         cost = np.float64(abs(diagonal[lane]))
         sign = 1.0 if diagonal[lane] > 0 else -1.0
         old = np.float64(alpha[lane])
-        margin = sign * scores[lane]
-        u = -margin
+        logit = sign * scores[lane]
+        u = -logit
         low, high = u - norm * (cost - old), u + norm * old
         for _ in range(50):
             share = 1.0 / (1.0 + np.exp(-u))
-            residual = norm * (cost * share - old) + margin + u
+            residual = norm * (cost * share - old) + logit + u
             if residual > 0:
                 high = u
             else:
@@ -252,7 +252,7 @@ def collect_rows(indptr, indices, data, documents, weights, threshold, energy):
     """
     The weights of a trained block that matter: `|weight| * (root mean square of the feature here) >= threshold`.
 
-    The product is how much dropping a weight would change the margins of the block's documents: a large weight of a
+    The product is how much dropping a weight would change the logits of the block's documents: a large weight of a
     word that hardly occurs goes, a small one of a frequent word stays. Returns the ids of features with a weight left
     and their rows; `weights` and `energy` (one zero per feature) are zero again afterwards.
     """

@@ -26,28 +26,27 @@ from ..configuration_xmc import XMCConfig
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
 from ..evaluation import XMCMetrics
-from ..files import read_json, remove_leftovers, write_json
 from ..hub.model_card import forget_model
 from ..hub.publishing import PublishingMixin
 from ..hub.training_record import TRAINING_ARGS_FILE, TrainingRecord
+from ..inference.predict import evaluate_level, evaluate_model, predict_batches
 from ..modeling_xmc import XMCForTextClassification
-from ..runtime_code import CLASSES
+from ..parallel.process_group import ProcessGroup
+from ..parallel.stage_cache import CACHE_FOLDER, StageCache
+from ..remote_code import CLASSES
+from ..serialization import read_json, remove_leftovers, write_json
 from ..text_encoder import padding_id
-from ..threads import available_cores
-from .checkpoints import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
-from .clustering import Progress
+from ..utils import Progress, available_cores
+from .arguments import XMCTrainingArguments
+from .checkpoint import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
 from .embedding import TokenCollator
 from .encoder_training import EncoderRun
+from .fsdp import check_encoder, set_up_plugin
 from .level_trainer import LevelTrainer
-from .linear_training import train_linear
-from .methods import ENCODER_METHODS
-from .prediction import evaluate_level, evaluate_model, predict_batches
-from .processes import Processes
-from .progress import StageProgressCallback, Stages
-from .sharding import check_encoder, set_up_plugin
+from .presets import ENCODER_METHODS
+from .progress import StageProgressCallback, StageTimer
+from .stages import train_linear
 from .termination import Termination
-from .training_args import XMCTrainingArguments
-from .work import WORK_FOLDER, Work
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +155,9 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
                     "FSDP saves nothing where `encoder_lora_rank` is set: adapters are small, and every process needs "
                     "the whole encoder between the levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
                 )
-        args, processes = self.args, Processes()
+        args, processes = self.args, ProcessGroup()
         self.termination = Termination()
-        self.work = Work(processes, os.path.join(str(args.output_dir), WORK_FOLDER), args.save_strategy != "no")
+        self.work = StageCache(processes, os.path.join(str(args.output_dir), CACHE_FOLDER), args.save_strategy != "no")
         if processes.count > 1:
             if args.num_threads is None:
                 args.num_threads = max(1, available_cores() // processes.per_node)
@@ -207,7 +206,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.work.is_begun))
         start = time.time()
         self.work.start(resume=bool(resume))
-        stages = Stages(self.log, self._report, self.work)
+        stages = StageTimer(self.log, self._report, self.work)
         self.model.config.method = self.args.method
         if self.model.encoder is None:
             output = self._train_in_stages(lambda: self._train_linear(dataset, stages))
@@ -220,7 +219,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         self.log(dict(metrics))
         if self.work.processes.is_main:
             self.card.record.data = documents_digest(dataset)
-        self.card.finish(self.model, self.args.card_examples)
+        self.card.finish(self.model, self.args.widget_examples)
         self._update_card()
         self.work.finish()
         if self.args.eval_strategy != "no":
@@ -244,7 +243,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         model = XMCForTextClassification.from_pretrained(folder)
         return model if model.labels.num_documents == len(self.train_dataset) else None
 
-    def _train_linear(self, dataset: Dataset, stages: Stages) -> None:
+    def _train_linear(self, dataset: Dataset, stages: StageTimer) -> None:
         train_linear(self.model, dataset, self.args, stages, self.label_texts)
         with stages.stage("save"):
             self._save_new_model()
@@ -262,7 +261,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
     # ---- Training an encoder ----
 
-    def _train_encoder(self, dataset: Dataset, stages: Stages, checkpoint: str | None, trial: Any) -> TrainOutput:
+    def _train_encoder(self, dataset: Dataset, stages: StageTimer, checkpoint: str | None, trial: Any) -> TrainOutput:
         if checkpoint is not None:
             attention = self.args.encoder_attn_implementation
             options = {} if attention is None else {"attn_implementation": attention}

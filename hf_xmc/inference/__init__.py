@@ -1,0 +1,1 @@
+"""Prediction of datasets and corpora with trained models."""

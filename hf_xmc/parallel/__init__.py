@@ -1,0 +1,1 @@
+"""StageCache shared by several processes and kept on disk."""

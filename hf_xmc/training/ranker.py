@@ -1,0 +1,322 @@
+"""Trains the linear ranker, level by level, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from ..features import Features
+from ..kernels_search import squared_norms
+from ..label_tree import LabelTree
+from ..linear_ranker import (
+    LOSSES,
+    Beam,
+    LinearRanker,
+    RankerWeights,
+    dense_part,
+    first_node,
+    number_blocks,
+    sparse_part,
+)
+from ..parallel.stage_cache import NO_CACHE, StageCache, digest
+from ..simd import HEADER, LANES
+from ..utils import Progress, count_threads
+from .options import RankerArguments
+from .shortlist import Shortlist, level_shortlist
+from .solver import train_blocks
+
+# Documents of the blocks that one piece of work trains.
+_DOCUMENTS_PER_TASK = 8192
+
+# Pieces of a level that processes share, and that an interruption leaves whole; enough for as many processes.
+_MOST_PIECES = 256
+_PARTS = ("sizes", "records", "buckets", "dense")
+
+# Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
+_COPIED_NONZEROS = 1 << 20
+
+
+def train_ranker(
+    features: Features,
+    targets: csr_matrix,
+    tree: LabelTree,
+    arguments: RankerArguments,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+    start: Beam | None = None,
+    work: StageCache = NO_CACHE,
+) -> LinearRanker:
+    """
+    Trains one linear classifier per node of the tree, or of its levels below `start`.
+
+    Args:
+        features (`Features`):
+            Training documents.
+        targets (`csr_matrix`):
+            `(documents, labels)` indicator of the true labels.
+        tree (`LabelTree`):
+            The hierarchy.
+        arguments (`RankerArguments`):
+            Settings.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default. The result does not depend on it.
+        progress (`Callable`, *optional*):
+            Called with (stage, done, total).
+        start ([`Beam`], *optional*):
+            The nodes that a matcher, which is not the ranker, finds for the training documents.
+        work ([`StageCache`], *optional*):
+            Shares the nodes out over processes, which get the same ranker, and keeps what is trained; this process
+            alone by default.
+    """
+    if targets.shape[0] != len(features):
+        raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
+    if targets.count_nonzero() == 0:
+        raise ValueError("No training document has a label: there is nothing to learn.")
+    problem = _Problem(features, arguments, count_threads(num_threads), work)
+    level_targets = tree.targets(targets)
+    child_begin, block_begin = number_blocks(tree)
+    weights = _GrowingWeights(arguments.weight_dtype)
+    ranker = None
+    first_level = 1 if start is None else start.level + 1
+    for level in range(first_level, tree.depth + 1):
+        above = len(tree.child_offsets[level - 1]) - 1
+        negatives = arguments.negatives if level == tree.depth else "tfn"
+        shortlist = level_shortlist(
+            features,
+            level_targets[level - 2] if level > 1 else None,
+            above,
+            negatives,
+            arguments.train_beam_size,
+            ranker,
+            level,
+            num_threads,
+            start,
+            work,
+        )
+        first_parent = first_node(tree, level - 1)
+        blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
+        stage = f"ranker level {level}/{tree.depth}"
+        ranker = None  # its arrays are about to grow
+        # Of the last level, which is the largest, one process holds the weights; the others map its file.
+        holds = work.processes.is_main or level < tree.depth
+        problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage, progress)
+        if holds and (level == tree.depth or arguments.negatives != "tfn"):
+            ranker = LinearRanker(
+                tree,
+                weights.snapshot(),
+                num_sparse=features.num_sparse,
+                num_dense=features.num_dense,
+                loss=arguments.loss,
+                ranking=arguments.ranking,
+                beam_size=arguments.beam_size,
+                first_level=first_level,
+            )
+
+    def trained() -> LinearRanker:
+        assert ranker is not None
+        return ranker
+
+    return work.once(
+        "ranker", trained, LinearRanker.save_pretrained, lambda folder: LinearRanker.from_pretrained(folder, tree=tree)
+    )
+
+
+def train_classifiers(
+    features: Features,
+    targets: csr_matrix,
+    offsets: np.ndarray,
+    shortlist: Shortlist,
+    arguments: RankerArguments,
+    stage: str,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+    work: StageCache = NO_CACHE,
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Trains the classifiers of one level on dense features.
+
+    Args:
+        features ([`Features`]):
+            Training documents; a dense part only.
+        targets (`csr_matrix`):
+            `(documents, nodes)` true nodes with the number of true labels under each.
+        offsets (`np.ndarray`):
+            First child of each node above, and the number of nodes.
+        shortlist ([`Shortlist`]):
+            Documents that train the children of each node above.
+        arguments ([`RankerArguments`]):
+            Settings.
+        stage (`str`):
+            Name for `progress`.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+        progress (`Callable`, *optional*):
+            Called with (stage, done, total).
+        work ([`StageCache`], *optional*):
+            See [`train_ranker`].
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: the blocks, (node above, first child, children) each, and their weights, the
+        bias last, `(blocks * (dimensions + 1), LANES)`.
+    """
+    counts = -(-np.diff(offsets) // LANES)
+    block_begin = np.concatenate([[0], np.cumsum(counts)])
+    blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
+    weights = _GrowingWeights(arguments.weight_dtype)
+    problem = _Problem(features, arguments, count_threads(num_threads), work)
+    problem.train_level(targets, shortlist, blocks, weights, stage, progress)
+    return blocks, weights.snapshot().dense
+
+
+def _level_blocks(child_begin: np.ndarray, block_begin: np.ndarray, first_node: int, last_node: int) -> np.ndarray:
+    """(parent, first child, number of children) of each block of a level, numbered within their levels."""
+    nodes = np.arange(first_node, last_node)
+    counts = np.diff(block_begin)[first_node:last_node]
+    parent = np.repeat(nodes, counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = child_begin[parent] + within * LANES
+    size = np.minimum(LANES, child_begin[parent + 1] - first)
+    return np.stack([parent - first_node, first - child_begin[first_node], size], axis=1)
+
+
+class _Problem:
+    """The training documents as the solver wants them, and working memory for each thread."""
+
+    def __init__(self, features: Features, arguments: RankerArguments, num_threads: int, work: StageCache) -> None:
+        self.arguments, self.num_threads = arguments, num_threads
+        self.shared_work = work
+        sparse = sparse_part(features)
+        self.dense = dense_part(features)
+        self.indptr, self.indices, self.data = sparse.indptr, sparse.indices, sparse.data
+        self.norms = squared_norms(sparse.indptr, sparse.data) + (self.dense**2).sum(axis=1)
+        self.work: SimpleQueue = SimpleQueue()
+        size = sparse.shape[1]
+        for _ in range(num_threads):
+            self.work.put((np.zeros((size, LANES), np.float32), np.zeros(size, np.float32), np.zeros(size, np.int32)))
+
+    def train_level(
+        self,
+        targets: csr_matrix,
+        shortlist: Shortlist,
+        blocks: np.ndarray,
+        weights: _GrowingWeights | None,
+        stage: str,
+        progress: Progress | None,
+    ) -> None:
+        """Trains the blocks of one level and appends them to `weights`, where there are any."""
+        before = np.cumsum(np.append(0, np.diff(shortlist.indptr)[blocks[:-1, 0]]))
+        tasks = np.split(blocks, np.flatnonzero(np.diff(before // _DOCUMENTS_PER_TASK)) + 1)
+        for arrays in self._share_tasks(targets, shortlist, tasks, stage, progress):
+            if weights is not None:
+                weights.append(*arrays)
+
+    def _train_tasks(
+        self,
+        targets: csr_matrix,
+        shortlist: Shortlist,
+        tasks: list[np.ndarray],
+        stage: str,
+        progress: Progress | None,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        done, total = 0, sum(map(len, tasks))
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
+                done += len(trained[0])
+                if progress is not None:
+                    progress(stage, done, total)
+                yield trained
+
+    def _share_tasks(
+        self,
+        targets: csr_matrix,
+        shortlist: Shortlist,
+        tasks: list[np.ndarray],
+        stage: str,
+        progress: Progress | None,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """What the tasks give, in pieces that any process may train."""
+        pieces = [part.tolist() for part in np.array_split(np.arange(len(tasks)), min(len(tasks), _MOST_PIECES))]
+
+        def train(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
+            own = [tasks[task] for index in indices for task in pieces[index]]
+            trained = self._train_tasks(targets, shortlist, own, stage, progress)
+            for index in indices:
+                parts = zip(*(next(trained) for _ in pieces[index]), strict=True)
+                yield dict(zip(_PARTS, map(np.concatenate, parts), strict=True))
+
+        def key() -> str:
+            return digest(
+                repr(self.arguments), self.indptr, self.indices, self.data, self.dense, targets.indptr,
+                targets.indices, targets.data, shortlist.indptr, shortlist.rows, np.concatenate(tasks),
+            )  # fmt: skip
+
+        for arrays in self.shared_work.pieces(stage.replace("/", " of "), len(pieces), train, key):
+            yield tuple(arrays[name] for name in _PARTS)
+
+    def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+        arguments = self.arguments
+        positive_cost = arguments.cost
+        if arguments.cost_sensitive:
+            # Shares of a document add up to 1: times the mean number of true nodes they weigh 1 on average.
+            positive_cost *= targets.nnz / np.count_nonzero(np.diff(targets.indptr))
+        work = self.work.get()
+        try:
+            return train_blocks(
+                self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
+                targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
+                arguments.negative_cost or arguments.cost, arguments.cost_sensitive, np.float32(arguments.bias_prior),
+                arguments.max_passes, arguments.tolerance, arguments.ranker_seed, np.float32(arguments.threshold),
+                arguments.weight_dtype == "int8", _COPIED_NONZEROS, *work,
+            )  # fmt: skip
+        finally:
+            self.work.put(work)
+
+
+class _GrowingArray:
+    """Rows appended to one array that grows in place: a large model is never held twice."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
+        self.array: np.ndarray = np.empty((0, *shape), dtype=dtype)
+        self.used = 0
+
+    def append(self, rows: np.ndarray) -> None:
+        needed = self.used + len(rows)
+        if needed > len(self.array):
+            # No other reference to the memory is alive while it grows: snapshots are taken anew after each level.
+            self.array.resize((needed + needed // 8, *self.array.shape[1:]), refcheck=False)
+        self.array[self.used : needed] = rows
+        self.used = needed
+
+    def rows(self) -> np.ndarray:
+        return self.array[: self.used]
+
+
+class _GrowingWeights:
+    """The blocks trained so far, appended in order."""
+
+    def __init__(self, weight_dtype: str) -> None:
+        self.records = _GrowingArray((HEADER + LANES * (1 if weight_dtype == "int8" else 4),), np.int8)
+        self.buckets, self.dense = _GrowingArray((), np.int32), _GrowingArray((LANES,), np.float32)
+        self.sizes: list[np.ndarray] = []
+
+    def append(self, sizes: np.ndarray, records: np.ndarray, buckets: np.ndarray, dense: np.ndarray) -> None:
+        """Takes what [`train_blocks`] returns."""
+        self.sizes.append(sizes)
+        self.records.append(records)
+        self.buckets.append(buckets)
+        self.dense.append(dense)
+
+    def snapshot(self) -> RankerWeights:
+        """What is there, without a copy; valid until the next `append`."""
+        begin = np.cumsum(np.concatenate([np.zeros((1, 2), np.int64), *self.sizes]), axis=0)
+        return RankerWeights(
+            row_begin=begin[:, 0].copy(),
+            bucket_begin=begin[:, 1].copy(),
+            buckets=self.buckets.rows(),
+            records=self.records.rows(),
+            dense=self.dense.rows(),
+        )

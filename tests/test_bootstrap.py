@@ -1,0 +1,402 @@
+"""Tests of hf_xmc.training.bootstrap: shortlists by the heads (7, 8), bootstrap (11), and the loss (9)."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from small_problems import best_objective, random_problem, uneven_tree
+from transformers import BertConfig
+
+from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
+from hf_xmc.training.bootstrap import (
+    bootstrap_head,
+    level_data,
+    make_level_data,
+    needs_vectors,
+    principal_components,
+    start_from_frequency,
+    starting_data,
+)
+from hf_xmc.training.options import LevelArguments, RankerArguments
+
+TREE = uneven_tree()
+OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
+CHAIN = oracles.cluster_chain(OFFSETS)
+DIMENSIONS = 8
+ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
+
+
+class Problem:
+    """Vectors of documents, their labels, and what the oracles say of the nodes: `Y^(t)` and `R^(t)`."""
+
+    def __init__(self, seed, documents, dimensions):
+        features, self.labels = random_problem(seed, documents, sparse=0, dense=dimensions)
+        self.vectors, self.truth = features.dense, self.labels.toarray()
+        self.true = oracles.true_nodes(self.truth, CHAIN, TREE.leaf_labels.tolist())
+        self.counts = oracles.true_label_counts(self.truth, CHAIN, TREE.leaf_labels.tolist())
+        self.level_targets = TREE.targets(self.labels)
+
+
+PROBLEM = Problem(seed=8, documents=70, dimensions=DIMENSIONS)
+
+
+def make_model(levels, loss="bce", ranking="leaf", dimensions=DIMENSIONS):
+    """A model with random heads, whose logits stay between -1 and 1, on a tiny encoder."""
+    encoder = BertConfig(
+        vocab_size=11,
+        hidden_size=dimensions,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=12,
+    )
+    config = XMCConfig(encoder_config=encoder, head_loss=loss, head_ranking=ranking)
+    model = XMCForTextClassification(config, label_tree=TREE).eval()
+    model.add_heads(levels)
+    generator = torch.Generator().manual_seed(3)
+    for head in model.heads:
+        with torch.no_grad():
+            head.weight.copy_(torch.nn.functional.normalize(torch.randn(head.weight.shape, generator=generator)) * 0.7)
+            head.bias.copy_(torch.rand(head.bias.shape, generator=generator) * 0.5 - 0.25)
+    return model
+
+
+def weights_of(head):
+    """Weights with the bias as the last column."""
+    return np.hstack([head.weight.detach().numpy(), head.bias.detach().numpy()[:, None]]).astype(np.float64)
+
+
+def as_rows(vectors):
+    return np.hstack([vectors.astype(np.float64), np.ones((len(vectors), 1))])
+
+
+def oracle_shortlist(model, index, negatives, beam_size, problem=PROBLEM):
+    """`P^(t-1)` of equation (7) joined with the true nodes, both of the level before, and `M^(t)` of (8)."""
+    levels = model.config.head_levels
+    level = levels[index]
+    if index == 0 or negatives == "all":
+        return None, np.ones((len(problem.truth), TREE.level_sizes[level - 1]))
+    above = levels[index - 1]
+    predicted = true = None
+    if negatives != "tfn":
+        logits = oracles.logits_of(as_rows(problem.vectors), [weights_of(head) for head in list(model.heads)[:index]])
+        by_path = model.config.head_ranking == "path"
+        scores = oracles.head_scores(logits, levels[:index], OFFSETS, model.config.head_loss, by_path, beam_size)
+        predicted = oracles.top_nodes(scores, beam_size) * (scores >= 0)
+    if negatives != "man":
+        true = problem.true[above - 1]
+    nodes_above = np.maximum.reduce([part for part in (predicted, true) if part is not None])
+    return nodes_above, oracles.shortlist(predicted, true, oracles.membership(CHAIN, above, level))
+
+
+# ---- Shortlists ----
+
+
+@pytest.mark.parametrize("levels", [[1, 2, 3], [1, 3], [3]], ids=str)
+@pytest.mark.parametrize("loss, ranking", [("bce", "leaf"), ("squared_hinge", "path")])
+@pytest.mark.parametrize(
+    "negatives, beam_size", [("tfn", 1), ("man", 1), ("man", 2), ("both", 2), ("both", 100), ("all", 1)]
+)
+def test_shortlist_equations_7_and_8(levels, loss, ranking, negatives, beam_size):
+    model = make_model(levels, loss, ranking)
+    counts = PROBLEM.level_targets
+    arguments = LevelArguments(negatives=negatives, beam_size=beam_size, loss=loss)
+    for index, level in enumerate(levels):
+        data = make_level_data(model, counts, index, arguments, PROBLEM.vectors)
+        nodes_above, chosen = oracle_shortlist(model, index, negatives, beam_size)
+        assert data.level == level
+        if nodes_above is None:
+            assert data.shortlist is None
+        else:
+            assert np.array_equal(data.shortlist.toarray(), nodes_above) and data.shortlist.has_sorted_indices
+            reached = np.zeros_like(chosen)
+            for document in range(len(PROBLEM.truth)):
+                for node in data.shortlist[document].indices:
+                    reached[document, data.offsets[node] : data.offsets[node + 1]] = 1
+            assert np.array_equal(reached, chosen)
+
+
+def test_settings_of_each_level():
+    arguments = LevelArguments(negatives=["all", "tfn", "man"], beam_size=[9, 9, 1], bootstrap=False)
+    model = make_model([1, 2, 3])
+    found = [
+        make_level_data(model, PROBLEM.level_targets, index, arguments, PROBLEM.vectors).shortlist
+        for index in range(3)
+    ]
+    assert found[0] is None
+    assert np.array_equal(found[1].toarray(), PROBLEM.true[0])
+    assert (np.diff(found[2].indptr) == 1).all()
+    assert [needs_vectors(arguments, TREE, [1, 2, 3], index) for index in range(3)] == [False, False, True]
+    with pytest.raises(ValueError, match="`level_negatives` has 3 values, but 2 levels"):
+        make_level_data(make_model([1, 3]), PROBLEM.level_targets, 1, arguments, PROBLEM.vectors)
+
+
+@pytest.mark.parametrize("negatives, needed", [("tfn", False), ("all", False), ("man", True), ("both", True)])
+def test_what_needs_vectors(negatives, needed):
+    # The first level has nothing above that could be searched.
+    frozen = LevelArguments(negatives=negatives, bootstrap=False)
+    assert [needs_vectors(frozen, TREE, [1, 3], index) for index in range(2)] == [False, needed]
+    assert needs_vectors(LevelArguments(negatives=negatives), TREE, [1, 3], 0)
+
+
+def test_documents_are_searched_in_parts(monkeypatch):
+    model, counts = make_model([1, 2]), PROBLEM.level_targets
+    arguments = LevelArguments(negatives="man", beam_size=2)
+    whole = make_level_data(model, counts, 1, arguments, PROBLEM.vectors).shortlist
+    monkeypatch.setattr("hf_xmc.parallel.stage_cache._MOST_ROWS", 33)
+    calls = []
+    parts = make_level_data(model, counts, 1, arguments, PROBLEM.vectors, lambda *call: calls.append(call)).shortlist
+    assert (whole != parts).nnz == 0
+    assert calls == [("shortlist", done, 70) for done in (33, 66, 70)]
+
+
+# ---- Bootstrap ----
+
+BOOTSTRAPS = [
+    ("bce", {}),
+    ("bce", {"cost_sensitive": True}),
+    ("bce", {"cost_sensitive": True, "negative_weight": 0.2}),
+    ("squared_hinge", {}),
+    ("squared_hinge", {"negative_weight": 0.5}),
+    ("squared_hinge", {"cost_sensitive": True}),
+]
+
+
+def assert_bootstrap_is_optimal(model, index, arguments, problem, tolerance):
+    """Compares a new bootstrap of a level with the least value of its objective, node by node."""
+    kind, negatives, vectors = ORACLE_LOSSES[arguments.loss], arguments.negatives[0], problem.vectors
+    data = make_level_data(model, problem.level_targets, index, arguments, vectors)
+    _, chosen = oracle_shortlist(model, index, negatives, 2, problem)
+    bootstrap_head(model.heads[index], data, vectors, arguments, num_threads=1)
+    true, weights = problem.true[index], np.where(problem.true[index] > 0, 1.0, data.negative_weight)
+    scale = arguments.bootstrap_cost
+    if arguments.cost_sensitive:
+        weights = oracles.importance_weights(problem.counts[index], data.negative_weight)
+        # Shares of a document add up to 1: scaled so that a true node weighs `cost` on average, as without them.
+        scale *= true.sum() / (true.sum(axis=1) > 0).sum()
+    # The bias starts from -1, and the regulariser keeps it there.
+    rows, learnt = as_rows(vectors), weights_of(model.heads[index])
+    learnt[:, -1] += 1
+    ours = oracles.level_objective(learnt, rows, true, chosen, scale * weights, kind, -1.0)
+    best = sum(
+        best_objective(rows, true[:, node], chosen[:, node], scale * weights[:, node], kind, -1.0)
+        for node in range(true.shape[1])
+    )
+    assert best * (1 - 1e-6) <= ours <= best * (1 + tolerance)
+
+
+@pytest.mark.parametrize("loss, options", BOOTSTRAPS, ids=str)
+@pytest.mark.parametrize("index, negatives", [(0, "both"), (1, "tfn"), (1, "man"), (2, "both"), (2, "all")])
+def test_bootstrap_is_the_optimum_of_equation_9(loss, options, index, negatives, monkeypatch):
+    exact = functools.partial(RankerArguments, tolerance=1e-5, max_passes=3000)
+    monkeypatch.setattr("hf_xmc.training.bootstrap.RankerArguments", exact)
+    arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2, bootstrap_cost=3.0, **options)
+    assert_bootstrap_is_optimal(make_model([1, 2, 3], loss), index, arguments, PROBLEM, 1e-3)
+
+
+@pytest.mark.parametrize("loss, options", BOOTSTRAPS, ids=str)
+def test_bootstrap_comes_near_the_optimum_in_the_passes_it_makes(loss, options):
+    problem = Problem(seed=9, documents=200, dimensions=32)
+    arguments = LevelArguments(loss=loss, negatives="tfn", **options)
+    assert_bootstrap_is_optimal(make_model([1, 2, 3], loss, dimensions=32), 2, arguments, problem, 0.01)
+
+
+def test_bootstrap_overwrites_what_was_there_and_does_not_depend_on_threads():
+    counts, arguments = PROBLEM.level_targets, LevelArguments(negatives="tfn")
+    found = []
+    for fill, threads in ((0.0, 1), (5.0, 2)):
+        model = make_model([1, 2, 3])
+        head = model.heads[2]
+        with torch.no_grad():
+            head.weight.fill_(fill)
+            head.bias.fill_(fill)
+        bootstrap_head(
+            head, make_level_data(model, counts, 2, arguments, None), PROBLEM.vectors, arguments, num_threads=threads
+        )
+        found.append(weights_of(head))
+    assert np.array_equal(*found)
+
+
+def test_a_node_that_no_document_trains_rejects_everything():
+    model, counts = make_model([1, 2]), PROBLEM.level_targets
+    arguments = LevelArguments()
+    only_first = csr_matrix(np.tile([1.0, 0.0, 0.0], (len(PROBLEM.truth), 1)).astype(np.float32))
+    data = level_data(TREE, counts, [1, 2], 1, only_first, arguments)
+    bootstrap_head(model.heads[1], data, PROBLEM.vectors, arguments)
+    weights, children = weights_of(model.heads[1]), OFFSETS[1][1]
+    assert weights[:children, :-1].any(axis=1).all()
+    assert not weights[children:, :-1].any() and (weights[children:, -1] == -1).all()
+
+
+# ---- Bootstrap behind projections ----
+
+
+def oracle_components(vectors, count):
+    """Projection on the first principal components, scaled to mean length 1, and that of the mean."""
+    centred = vectors.astype(np.float64) - vectors.astype(np.float64).mean(axis=0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    components = centred @ directions[:count].T
+    scale = 1 / np.sqrt((components**2).sum(axis=1).mean())
+    return scale * components
+
+
+def assert_solves(part, data, vectors, components, arguments):
+    """That a head's logits are those of the least objective on the components, for the documents of the shortlist."""
+    found = part(torch.from_numpy(vectors)).detach().numpy().astype(np.float64)
+    rows = as_rows(components)
+    for node in range(part.num_nodes):
+        parent = np.searchsorted(data.offsets, node, side="right") - 1
+        chosen = np.asarray(data.shortlist[:, parent].todense()).ravel()
+        if not chosen.any():
+            continue
+        true = np.asarray(data.counts[:, node].todense()).ravel() > 0
+        weights = np.full(len(rows), arguments.bootstrap_cost)
+        # The weights that give these logits, the shortest ones.
+        learnt = np.linalg.lstsq(rows, found[:, node], rcond=None)[0]
+        learnt[-1] += 1
+        ours = oracles.node_objective(learnt, rows, true, chosen, weights, "logistic", -1.0)
+        best = best_objective(rows, true, chosen, weights, "logistic", -1.0)
+        assert best * (1 - 1e-5) <= ours <= best * 1.01
+
+
+def test_principal_components(monkeypatch):
+    vectors = PROBLEM.vectors
+    for count in (2, DIMENSIONS):
+        projection, centre = principal_components(vectors, count)
+        found, expected = vectors @ projection.T - centre, oracle_components(vectors, count)
+        np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)  # a direction may be turned round
+    monkeypatch.setattr("hf_xmc.training.bootstrap._PRINCIPAL_DOCUMENTS", 30)
+    sampled = principal_components(vectors, 2, seed=1)[0]
+    assert np.array_equal(sampled, principal_components(vectors, 2, seed=1)[0])
+    assert not np.array_equal(sampled, principal_components(vectors, 2, seed=2)[0])
+
+
+def joint_model(levels=(1, 3), **options):
+    model = make_model([1])
+    model.add_heads(levels, **options)
+    return model
+
+
+@pytest.fixture
+def exact_solver(monkeypatch):
+    exact = functools.partial(RankerArguments, tolerance=1e-5, max_passes=3000)
+    monkeypatch.setattr("hf_xmc.training.bootstrap.RankerArguments", exact)
+
+
+@pytest.mark.parametrize("negatives", ["dynamic", "both", "all"])
+def test_bootstrap_behind_a_bottleneck(negatives, exact_solver):
+    model, counts, levels = joint_model(bottleneck=3), PROBLEM.level_targets, [1, 3]
+    arguments = LevelArguments(joint=True, negatives=negatives, bottleneck=3, beam_size=1)
+    data = make_level_data(model, counts, 1, arguments, PROBLEM.vectors)
+    assert (data.shortlist is not None) == (negatives == "both") and data.in_pass == (negatives == "dynamic")
+    start = starting_data(data, TREE, counts, levels, 1, joint=True)
+    assert np.array_equal(start.shortlist.toarray(), PROBLEM.true[0])  # whatever the negatives
+    bootstrap_head(model.head(3), start, PROBLEM.vectors, arguments)
+    assert_solves(model.head(3), start, PROBLEM.vectors, oracle_components(PROBLEM.vectors, 3), arguments)
+
+
+def test_bootstrap_of_tails(exact_solver):
+    tree = LabelTree([np.array([0, 6]), np.array([0, 1, 2, 3, 4, 16, 28])], np.arange(28))
+    model = joint_model([1])
+    model.label_tree = tree
+    model.add_heads([1, 2], tails=[12, 12], shrink=2.0)
+    counts, vectors = tree.targets(PROBLEM.labels), PROBLEM.vectors
+    arguments = LevelArguments(joint=True, negatives="tfn", shrink=2.0)
+    data = make_level_data(model, counts, 1, arguments, vectors)
+    assert data.in_pass and data.beam_size is None and data.shortlist is None
+    head, start = model.head(2), starting_data(data, tree, counts, [1, 2], 1, joint=True)
+    bootstrap_head(head, start, vectors, arguments)
+    for tail, first, end in head.parts():
+        own = counts[1][:, first:end]
+        inside = csr_matrix((own.sum(axis=1) > 0).astype(np.float32))
+        tail_data = level_data(tree, [own], [1], 0, inside, arguments)
+        tail_data.offsets = np.array([0, end - first])
+        assert_solves(tail, tail_data, vectors, oracle_components(vectors, tail.weight.shape[1]), arguments)
+    start_from_frequency(head, start, "bce")
+    for tail, first, end in head.parts():
+        shown = (PROBLEM.truth[:, first:end].sum(axis=1) > 0).sum()
+        expected = (PROBLEM.truth[:, first:end].sum(axis=0) + 1) / (shown + 2)
+        assert not tail.weight.any() and tail.projection.weight.any()
+        np.testing.assert_allclose(torch.sigmoid(tail.bias).detach().numpy(), expected, rtol=1e-5)
+
+
+def test_long_vectors_are_solved_on_their_components(exact_solver, monkeypatch):
+    monkeypatch.setattr("hf_xmc.training.bootstrap._MAX_DIMENSIONS", DIMENSIONS - 1)
+    monkeypatch.setattr("hf_xmc.training.bootstrap._COMPONENTS", 4)
+    model, counts, arguments = make_model([1, 2, 3]), PROBLEM.level_targets, LevelArguments(negatives="tfn")
+    data = make_level_data(model, counts, 2, arguments, PROBLEM.vectors)
+    bootstrap_head(model.head(3), data, PROBLEM.vectors, arguments)
+    assert_solves(model.head(3), data, PROBLEM.vectors, oracle_components(PROBLEM.vectors, 4), arguments)
+
+
+# ---- Start without a bootstrap ----
+
+
+@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
+@pytest.mark.parametrize("index, negatives", [(0, "both"), (1, "tfn"), (2, "both"), (2, "man"), (2, "all")])
+def test_start_from_frequency(loss, index, negatives):
+    model, counts = make_model([1, 2, 3], loss), PROBLEM.level_targets
+    arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2)
+    data = make_level_data(model, counts, index, arguments, PROBLEM.vectors)
+    _, chosen = oracle_shortlist(model, index, negatives, 2)
+    head = model.heads[index]
+    start_from_frequency(head, data, loss)
+    assert not head.weight.any()
+    probabilities = []
+    for node in range(TREE.level_sizes[index]):
+        shown = [document for document in range(len(PROBLEM.truth)) if chosen[document, node]]
+        true = [document for document in shown if PROBLEM.true[index][document, node]]
+        # One more of each kind, so that no probability is 0 or 1.
+        probabilities.append((len(true) + 1) / (len(shown) + 2))
+    found = [oracles.head_probability(loss, float(bias)) for bias in head.bias.detach()]
+    assert found == pytest.approx(probabilities, rel=1e-5)
+
+
+# ---- The loss of a batch ----
+
+
+@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
+@pytest.mark.parametrize("negatives, cost_sensitive", [("tfn", True), ("man", False), ("both", True), ("all", False)])
+def test_the_loss_of_a_batch_is_equation_9(loss, negatives, cost_sensitive):
+    model, counts = make_model([1, 2, 3], loss), PROBLEM.level_targets
+    arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2, cost_sensitive=cost_sensitive)
+    documents = np.array([1, 4, 0, 60])
+    ids = torch.randint(1, 11, (len(documents), 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        vectors = model.encode(ids, torch.ones_like(ids)).numpy()
+    for index, level in enumerate(model.config.head_levels):
+        data = make_level_data(model, counts, index, arguments, PROBLEM.vectors)
+        batch = {name: torch.from_numpy(array) for name, array in data.batch(documents).items()}
+        found = model(input_ids=ids, level=level, **batch).loss
+        _, chosen = oracle_shortlist(model, index, negatives, 2)
+        weights = np.where(PROBLEM.true[index] > 0, 1.0, data.negative_weight)
+        if cost_sensitive:
+            weights = oracles.importance_weights(PROBLEM.counts[index], data.negative_weight)
+        expected = oracles.level_objective(
+            weights_of(model.heads[index]),
+            as_rows(vectors),
+            PROBLEM.true[index][documents],
+            chosen[documents],
+            weights[documents],
+            ORACLE_LOSSES[loss],
+            regularisation=0,
+        )
+        assert found.item() == pytest.approx(expected / len(documents), rel=1e-5)
+
+
+def test_dropout_hides_parts_of_the_vector_in_training_only():
+    model = make_model([1])
+    model.config.head_dropout = 0.5
+    ids = torch.ones((1, 4), dtype=torch.long)
+    with torch.no_grad():
+        still = [model(input_ids=ids, level=1).logits for _ in range(2)]
+        assert torch.equal(*still)
+        model.encoder.eval(), model.heads.train()
+        model.training = True
+        moving = [model(input_ids=ids, level=1).logits for _ in range(2)]
+    assert not torch.equal(*moving)

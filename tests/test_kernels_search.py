@@ -1,0 +1,201 @@
+"""The compiled pieces on their own: vector operations on lanes, hashed rows, packed records, candidates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from hf_xmc import kernels_search as kernels
+from hf_xmc.simd import (
+    HEADER,
+    LANES,
+    compiled,
+    lane_add,
+    lane_add_run,
+    lane_dot,
+    lane_dot_float,
+    lane_dot_int8,
+    lane_dot_run,
+    prefetch,
+)
+
+
+@compiled
+def run_dot(rows, values, begin, end, weights, out):
+    lane_dot(rows, values, begin, end, weights, out)
+
+
+@compiled
+def run_add(rows, values, begin, end, weights, delta):
+    lane_add(rows, values, begin, end, weights, delta)
+
+
+@compiled
+def run_dense(values, begin, end, weights, first_row, out, add):
+    if add:
+        lane_add_run(values, begin, end, weights, first_row, out)
+    else:
+        lane_dot_run(values, begin, end, weights, first_row, out)
+
+
+@compiled
+def run_packed(rows, values, begin, end, records, out, quantized):
+    for p in range(begin, end):
+        prefetch(records, np.int64(rows[p]))
+    if quantized:
+        lane_dot_int8(rows, values, begin, end, records, out)
+    else:
+        lane_dot_float(rows, values, begin, end, records, out)
+
+
+@compiled
+def run_select(scores, nodes, limit):
+    candidates = np.empty(scores.shape[0], dtype=np.uint64)
+    bits = scores.view(np.uint32)
+    for i in range(scores.shape[0]):
+        candidates[i] = kernels.candidate_of(bits[i], nodes[i])
+    kernels.select(candidates, limit)
+    best_scores, best_nodes = np.empty(limit, np.float32), np.empty(limit, np.int64)
+    kernels._write_beam(candidates[:limit], best_scores.view(np.uint32), best_nodes)
+    return best_scores, best_nodes
+
+
+SPANS = [(0, 0), (0, 1), (2, 4), (1, 8), (3, 20), (0, 21)]
+
+
+@pytest.fixture
+def lanes():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=21).astype(np.float32), rng.normal(size=(30, LANES)).astype(np.float32), rng
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(("begin", "end"), SPANS)
+def test_lane_dot_and_add(lanes, index_dtype, begin, end):
+    values, weights, rng = lanes
+    rows = rng.permutation(30)[:21].astype(index_dtype)
+    out = rng.normal(size=LANES).astype(np.float32)
+    expected = out.astype(np.float64)
+    for p in range(begin, end):
+        expected += float(values[p]) * weights[rows[p]]
+    run_dot(rows, values, begin, end, weights, out)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+    changed = weights.copy()
+    run_add(rows, values, begin, end, changed, out)
+    for row in range(30):
+        places = [p for p in range(begin, end) if rows[p] == row]
+        np.testing.assert_allclose(
+            changed[row], weights[row] + sum(values[p] * out for p in places), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("begin", "end"), SPANS)
+def test_lane_operations_on_consecutive_rows(lanes, begin, end):
+    values, weights, rng = lanes
+    out = np.zeros(LANES, dtype=np.float32)
+    run_dense(values, begin, end, weights, 5, out, False)
+    np.testing.assert_allclose(out, values[begin:end] @ weights[5 : 5 + end - begin], rtol=1e-5, atol=1e-5)
+    changed = weights.copy()
+    delta = rng.normal(size=LANES).astype(np.float32)
+    run_dense(values, begin, end, changed, 5, delta, True)
+    expected = weights.copy()
+    expected[5 : 5 + end - begin] += np.outer(values[begin:end], delta)
+    np.testing.assert_allclose(changed, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("begin", "end"), SPANS)
+def test_lane_dot_with_packed_records(lanes, quantized, begin, end):
+    values, weights, rng = lanes
+    records = np.zeros((30, HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
+    if quantized:
+        records[:, HEADER:] = rng.integers(-127, 128, (30, LANES))
+        weights = records[:, HEADER:].astype(np.float64)
+    else:
+        records.view(np.float32)[:, HEADER // 4 :] = weights
+    rows = rng.integers(0, 30, 21)
+    out = np.zeros(LANES, dtype=np.float32)
+    run_packed(rows, values, begin, end, records, out, quantized)
+    np.testing.assert_allclose(out, values[begin:end] @ weights[rows[begin:end]], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_norms_and_scales(index_dtype):
+    rows = np.array([[1.0, 2, 0], [0, 0, 0], [0, -3, 4]], dtype=np.float32)
+    matrix = csr_matrix(rows)
+    indptr = matrix.indptr.astype(index_dtype)
+    assert kernels.squared_norms(indptr, matrix.data).tolist() == [5, 0, 25]
+    scaled = kernels.scaled_rows(indptr, matrix.data, np.array([2, 1, 0.5], dtype=np.float32))
+    assert scaled.tolist() == [2, 4, -1.5, 2] and matrix.data.tolist() == [1, 2, -3, 4]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 100, 5000])
+def test_hashed_rows_are_all_found_again(count):
+    features = np.random.default_rng(count).permutation(max(10 * count, 1))[:count].astype(np.int32)
+    bits = kernels.bucket_bits(count)
+    assert 2 * 2**bits >= count and (bits == 0 or 2**bits < count)
+    order, starts = kernels.hash_order(features, bits)
+    assert sorted(order.tolist()) == list(range(count))
+    assert len(starts) == 2**bits + 1 and starts[0] == 0 and starts[-1] == count and (np.diff(starts) >= 0).all()
+    bucket = [kernels._bucket(feature, bits) for feature in features[order]]
+    assert bucket == np.repeat(np.arange(2**bits), np.diff(starts)).tolist()
+    if count > 50:
+        assert np.diff(starts).max() < 16
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_buckets_of_the_largest_feature_ids(index_dtype):
+    for feature in (0, 1, 2**31 - 1):
+        for bits in (0, 1, 20):
+            assert kernels._bucket(index_dtype(feature), bits) == ((feature * 2654435769) % 2**32) >> (32 - bits)
+
+
+def test_quantisation_error():
+    rng = np.random.default_rng(1)
+    for row in (rng.normal(size=LANES), rng.normal(size=LANES) * 1e-6, np.eye(LANES)[3] * 7, np.zeros(LANES)):
+        row = row.astype(np.float32)
+        codes = np.full(LANES, 99, dtype=np.int8)
+        scale = kernels.quantize(row, codes)
+        assert scale > 0
+        assert np.abs(codes * np.float64(scale) - row).max() <= scale / 2 * (1 + 1e-5)
+        assert (codes[row == 0] == 0).all()
+        assert np.abs(codes).max() == (127 if row.any() else 0)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_packed_records(quantized):
+    rng = np.random.default_rng(2)
+    features, rows = np.array([7, 3, 500], dtype=np.int32), rng.normal(size=(3, LANES)).astype(np.float32)
+    order = np.array([2, 0, 1])
+    records = np.empty((3, HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
+    kernels.pack_rows(features, rows, order, records, records.view(np.int32), records.view(np.float32), quantized)
+    assert records.view(np.int32)[:, 0].tolist() == [500, 7, 3]
+    scales = records.view(np.float32)[:, 1:2]
+    if quantized:
+        assert (np.abs(scales * records[:, HEADER:] - rows[order]) <= scales / 2 * 1.001).all()
+    else:
+        assert (scales == 1).all() and np.array_equal(records.view(np.float32)[:, 2:], rows[order])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 40])
+def test_select_finds_the_best_whatever_the_order_of_arrival(limit):
+    rng = np.random.default_rng(2)
+    scores = rng.choice(np.array([-8, -1.5, -0.0, 0.25, 3], np.float32), 40)  # ties: the lower node is better
+    nodes = rng.choice(1 << 31, 40, replace=False)
+    expected = sorted(zip((-scores).tolist(), nodes.tolist()))[:limit]
+    for _ in range(5):
+        arrival = rng.permutation(40)
+        best_scores, best_nodes = run_select(scores[arrival], nodes[arrival], limit)
+        found = list(zip((-best_scores).tolist(), best_nodes.tolist()))
+        assert sorted(found) == expected
+        assert found[-1] == expected[-1]
+
+
+def test_log_probabilities():
+    for logit in (-200.0, -31.0, -3.0, 0.0, 0.5, 1.0, 2.0, 200.0):
+        hinge = kernels._log_probability(np.float32(logit), kernels.SQUARED_HINGE)
+        assert hinge == pytest.approx(-(max(0.0, 1 - logit) ** 2))
+        logistic = kernels._log_probability(np.float32(logit), kernels.LOGISTIC)
+        assert logistic == pytest.approx(-np.logaddexp(0, -logit), rel=1e-5)
