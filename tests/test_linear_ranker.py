@@ -144,7 +144,7 @@ def test_sparse_dense_and_both_predict_the_same():
     features, targets = random_problem(seed=1, sparse=12, dense=4)
     rows = as_rows(features)[:, :-1].astype(np.float32)
     settings = RankerArguments(
-        bias_prior=0.0, threshold=0.0, weight_dtype="float32", tolerance=1e-5, max_passes=3000, negatives="tfn"
+        bias_prior=0.0, prune_threshold=0.0, weight_dtype="float32", tolerance=1e-5, max_passes=3000, negatives="tfn"
     )
     found = [
         train_ranker(part, targets, TREES["uneven"], settings).predict(part, 5)[0]
@@ -339,7 +339,7 @@ def test_wrong_training_data():
         ({"train_beam_size": 0}, "`train_beam_size` must be at least 1"),
         ({"beam_size": 0}, "`beam_size` must be at least 1"),
         ({"max_passes": 0}, "`max_passes` must be at least 1"),
-        ({"threshold": -1e-3}, "`threshold` must not be negative"),
+        ({"prune_threshold": -1e-3}, "`prune_threshold` must not be negative"),
     ],
 )
 def test_wrong_options(option, message):
@@ -366,7 +366,7 @@ def test_progress_reaches_its_total_on_every_level():
         {},
         {"weight_dtype": "float32", "loss": "logistic", "ranking": "path", "beam_size": 3},
         {"sparse": 0, "dense": 5},  # no records at all
-        {"threshold": 1e9},  # everything pruned
+        {"prune_threshold": 1e9},  # everything pruned
     ],
 )
 def test_save_and_load_bit_equal(tmp_path, options):

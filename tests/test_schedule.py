@@ -101,14 +101,14 @@ def test_levels_and_negatives_by_the_nodes_that_can_be_scored_together(
     together, options, levels, negatives, monkeypatch
 ):
     # The tree has 3, 6 and 28 nodes.
-    monkeypatch.setattr("hf_xmc.training.schedule.SPARSE_ROWS", together)
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", together)
     arguments = LevelArguments(**options)
     assert arguments.choose_levels(TREE) == levels
     assert arguments.choose_negatives(TREE, levels) == negatives
 
 
 def test_a_tree_without_levels_above_the_labels(monkeypatch):
-    monkeypatch.setattr("hf_xmc.training.schedule.SPARSE_ROWS", 5)
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 5)
     assert LevelArguments().choose_levels(LabelTree.flat(9)) == [1]
 
 

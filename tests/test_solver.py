@@ -20,7 +20,7 @@ from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, coll
 
 # To the optimum: no pruning, no rounding, no start from a prior.
 EXACT = {
-    "cost": 1.0, "negative_cost": None, "cost_sensitive": False, "bias_prior": 0.0, "threshold": 0.0,
+    "cost": 1.0, "negative_cost": None, "cost_sensitive": False, "bias_prior": 0.0, "prune_threshold": 0.0,
     "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000,
 }  # fmt: skip
 LOSSES = ["squared_hinge", "logistic"]
@@ -167,9 +167,9 @@ def test_stored_zeros_change_nothing():
     stored = csr_matrix((rows.ravel(), tuple(places)), shape=rows.shape)
     assert stored.nnz == rows.size > features.sparse.nnz
     for threshold in (0.0, 1e-3):
-        expected = trained_weights(features, targets, threshold=threshold)
+        expected = trained_weights(features, targets, prune_threshold=threshold)
         np.testing.assert_allclose(
-            trained_weights(Features(stored), targets, threshold=threshold), expected, atol=1e-5
+            trained_weights(Features(stored), targets, prune_threshold=threshold), expected, atol=1e-5
         )
 
 
@@ -246,7 +246,7 @@ def test_copies_of_documents_change_nothing(monkeypatch, limit):
 def test_threshold_bounds_the_change_of_the_logits():
     features, targets = random_problem(seed=10, dense=0)
     rows = as_rows(features)
-    exact, pruned = trained_weights(features, targets), trained_weights(features, targets, threshold=0.02)
+    exact, pruned = trained_weights(features, targets), trained_weights(features, targets, prune_threshold=0.02)
     dropped = (exact != 0) & (pruned == 0)
     assert 0 < dropped.sum() < dropped.size
     influence = np.abs(exact) * np.sqrt((rows**2).mean(axis=0))

@@ -111,9 +111,9 @@ def test_options_from_the_parser_of_transformers(tmp_path):
             {"method": "knn", "tree_branching": 4},
             "`tree_branching=4` would have no effect: 'knn'",
         ),
-        ({"method": "knn", "knn_count": 0}, r"`neighbours_\*`.*`count` must be at least 1, not 0"),
-        ({"method": "knn", "knn_power": 0.0}, r"`neighbours_\*`.*`power` must be a number greater"),
-        ({"method": "knn", "knn_terms": -1}, r"`neighbours_\*`.*`terms` must not be negative"),
+        ({"method": "knn", "knn_count": 0}, r"`knn_\*`.*`count` must be at least 1, not 0"),
+        ({"method": "knn", "knn_power": 0.0}, r"`knn_\*`.*`power` must be a number greater"),
+        ({"method": "knn", "knn_terms": -1}, r"`knn_\*`.*`terms` must not be negative"),
     ],
 )
 def test_bad_options(tmp_path, options, message):

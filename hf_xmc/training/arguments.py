@@ -201,7 +201,7 @@ class XMCTrainingArguments(TrainingArguments):
     ranker_train_beam_size: int | None = _taken_over(RankerArguments, "train_beam_size")
     ranker_ranking: str | None = _taken_over(RankerArguments, "ranking")
     ranker_beam_size: int | None = _taken_over(RankerArguments, "beam_size")
-    ranker_prune_threshold: float | None = _taken_over(RankerArguments, "threshold")
+    ranker_prune_threshold: float | None = _taken_over(RankerArguments, "prune_threshold")
     ranker_weight_dtype: str | None = _taken_over(RankerArguments, "weight_dtype")
     ranker_max_passes: int | None = _taken_over(RankerArguments, "max_passes")
     ranker_tolerance: float | None = _taken_over(RankerArguments, "tolerance")

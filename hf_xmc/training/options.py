@@ -177,7 +177,7 @@ class RankerArguments:
         ranking (`str`, *optional*, defaults to `"leaf"`): `"leaf"` or `"path"`, see [`LinearRanker`].
         beam_size (`int`, *optional*, defaults to `40`):
             Nodes per level at prediction. With some thousand labels 20 do as well, with 50,000 or more 160 are better.
-        threshold (`float`, *optional*, defaults to `1e-4`):
+        prune_threshold (`float`, *optional*, defaults to `1e-4`):
             Weights are dropped whose loss changes the node's logits by less than this (root mean square).
         weight_dtype (`str`, *optional*, defaults to `"int8"`): `"int8"` (one scale per row) or `"float32"`.
         max_passes (`int`, *optional*, defaults to `10`): Largest number of passes over a node's documents.
@@ -203,7 +203,7 @@ class RankerArguments:
         default="leaf", metadata={"help": "Rank labels by their own logit or by the whole path.", "choices": RANKINGS}
     )
     beam_size: int = field(default=40, metadata={"help": "Nodes kept per level at prediction."})
-    threshold: float = field(
+    prune_threshold: float = field(
         default=1e-4, metadata={"help": "Weights that move logits by less than this are dropped."}
     )
     weight_dtype: str = field(
@@ -231,8 +231,8 @@ class RankerArguments:
         for name in ("train_beam_size", "beam_size", "max_passes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, not {getattr(self, name)}.")
-        if not self.threshold >= 0:
-            raise ValueError(f"`threshold` must not be negative, but is {self.threshold}.")
+        if not self.prune_threshold >= 0:
+            raise ValueError(f"`prune_threshold` must not be negative, but is {self.prune_threshold}.")
 
 
 @dataclass

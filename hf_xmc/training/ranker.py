@@ -269,7 +269,7 @@ class _Problem:
                 self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
                 targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
                 arguments.negative_cost or arguments.cost, arguments.cost_sensitive, np.float32(arguments.bias_prior),
-                arguments.max_passes, arguments.tolerance, arguments.ranker_seed, np.float32(arguments.threshold),
+                arguments.max_passes, arguments.tolerance, arguments.ranker_seed, np.float32(arguments.prune_threshold),
                 arguments.weight_dtype == "int8", _COPIED_NONZEROS, *work,
             )  # fmt: skip
         finally:
