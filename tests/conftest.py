@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import numpy as np
 import pytest
 from datasets import Dataset
+from filelock import FileLock
 from local_hub import LocalHub
 
 NUM_LABELS = 60
@@ -22,14 +25,27 @@ NUM_FILLERS = 40
 # Options that give 60 labels a tree of the levels 4, 16 and 60.
 THREE_LEVELS = {"tree_clustering": "kmeans", "tree_branching": 4, "tree_max_leaf_size": 4, "tree_max_depth": 3}
 
-# What finds a model of the Hub in the cache. With peft, transformers looks for adapters as well, and online.
+# Loads a model of the Hub from the cache. With peft, transformers also looks for adapters, and online.
 OFFLINE: dict[str, Any] = {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: one that begins last would keep a process busy while the others wait."""
+    """Puts files with slow tests first, so that no worker starts one of them when the others have finished."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pairs(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows of one value of each list, such that any two values of different lists are together in a row."""
+    rows = list(product(*(range(len(values)) for values in choices)))
+    covered = {row: set(combinations(enumerate(row), 2)) for row in rows}
+    missing = set().union(*covered.values())
+    result = []
+    while missing:
+        best = max(rows, key=lambda row: len(covered[row] & missing))
+        missing -= covered[best]
+        result.append(tuple(values[index] for values, index in zip(choices, best, strict=True)))
+    return result
 
 
 def make_documents(count: int, seed: int = 0) -> Dataset:
@@ -59,9 +75,9 @@ def make_vectors(count: int, seed: int = 0) -> Dataset:
 
 def make_tokenizer(plain: bool = False) -> Any:
     """
-    A tokenizer of the words of `make_documents`, padding being 0.
+    A tokenizer of the words of `make_documents`. The padding token is 0.
 
-    It puts [CLS] before a text and [SEP] after it; a `plain` one adds nothing and has no token for padding.
+    It adds [CLS] and [SEP] to a text. A `plain` one adds nothing and has no padding token.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -139,25 +155,43 @@ def documents() -> Dataset:
 
 
 @pytest.fixture(scope="session")
-def model_folder(documents: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a model trained on `documents`. Read only."""
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Any]], Path]:
+    """Folder of a name, filled by a function: once for all workers of a test run. Tests must not write into it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def make(name: str, fill: Callable[[Path], Any]) -> Path:
+        folder, done = root / f"shared-{name}", root / f"shared-{name}.done"
+        with FileLock(root / f"shared-{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return make
+
+
+def train_linear(folder: Path, data: Dataset, **options: Any) -> None:
+    """Trains a linear model into a folder."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
-    folder = tmp_path_factory.mktemp("model")
-    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True)
-    XMCTrainer(args=args, train_dataset=documents).train()
-    return folder
+    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, **options)
+    XMCTrainer(args=args, train_dataset=data).train()
 
 
 @pytest.fixture(scope="session")
-def vector_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a model trained on vectors. Read only."""
-    from hf_xmc import XMCTrainer, XMCTrainingArguments
+def model_folder(documents: Dataset, make_once: Any) -> Path:
+    """Folder of a model trained on `documents`."""
+    return make_once("model", lambda folder: train_linear(folder, documents))
 
-    folder = tmp_path_factory.mktemp("vector-model")
-    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True)
-    XMCTrainer(args=args, train_dataset=make_vectors(600)).train()
-    return folder
+
+@pytest.fixture(scope="session")
+def vector_model_folder(make_once: Any) -> Path:
+    """Folder of a model trained on vectors."""
+    return make_once("vector-model", lambda folder: train_linear(folder, make_vectors(600)))
 
 
 def save_tiny_encoder(folder: Path) -> None:
@@ -181,52 +215,42 @@ def save_tiny_encoder(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny encoder. Read only."""
-    folder = tmp_path_factory.mktemp("encoder")
-    save_tiny_encoder(folder)
-    return folder
+def tiny_encoder(make_once: Any) -> Path:
+    """Folder of a tiny encoder."""
+    return make_once("encoder", save_tiny_encoder)
 
 
 @pytest.fixture(scope="session")
-def encoder_model_folder(documents: Dataset, tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a model with an encoder, heads of three levels and a ranker, trained on `documents`. Read only."""
+def encoder_model_folder(documents: Dataset, tiny_encoder: Path, make_once: Any) -> Path:
+    """Folder of a model with an encoder, heads of three levels and a ranker, trained on `documents`."""
     from hf_xmc import XMCTrainer
 
-    folder = tmp_path_factory.mktemp("encoder-model")
-    args = encoder_arguments(
-        folder, level_steps=[10, 10, 40], per_device_train_batch_size=32, save_strategy="no", heads_weight=0.5
-    )
-    XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
-    return folder
+    def fill(folder: Path) -> None:
+        options = {"level_steps": [10, 10, 40], "per_device_train_batch_size": 32, "heads_weight": 0.5}
+        args = encoder_arguments(folder, save_strategy="no", **options)
+        XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
+
+    return make_once("encoder-model", fill)
 
 
 @pytest.fixture(scope="session")
-def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a linear tagger of the same labels as `model_folder` and of other features. Read only."""
-    from hf_xmc import XMCTrainer, XMCTrainingArguments
-
-    folder = tmp_path_factory.mktemp("other-model")
+def other_model_folder(make_once: Any) -> Path:
+    """Folder of a linear model with the labels of `model_folder` and other features."""
     options: dict[str, Any] = {"method": "parabel", "tfidf_analyzer": "char_wb", "tfidf_ngram_range": [2, 3]}
-    args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, num_threads=1, **options)
-    XMCTrainer(args=args, train_dataset=make_documents(300, seed=9)).train()
-    return folder
+    data = make_documents(300, seed=9)
+    return make_once("other-model", lambda folder: train_linear(folder, data, num_threads=1, **options))
 
 
 @pytest.fixture(scope="session")
-def ensemble_folder(
-    model_folder: Path,
-    other_model_folder: Path,
-    encoder_model_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """Folder of an ensemble of three models. Its files may be written again, as they are."""
+def ensemble_folder(model_folder: Path, other_model_folder: Path, encoder_model_folder: Path, make_once: Any) -> Path:
+    """Folder of an ensemble of three models."""
     from hf_xmc import XMCEnsemble
 
-    folder = tmp_path_factory.mktemp("ensemble")
-    members = [model_folder, other_model_folder, encoder_model_folder]
-    XMCEnsemble.from_members(members, weights=[2, 1, 1]).save_pretrained(folder)
-    return folder
+    def fill(folder: Path) -> None:
+        members = [model_folder, other_model_folder, encoder_model_folder]
+        XMCEnsemble.from_members(members, weights=[2, 1, 1]).save_pretrained(folder)
+
+    return make_once("ensemble", fill)
 
 
 @pytest.fixture(scope="session")
@@ -237,7 +261,7 @@ def few() -> Dataset:
 
 @pytest.fixture
 def train(tiny_encoder: Path, few: Dataset, tmp_path: Path) -> Any:
-    """Trains into `tmp_path`; what is not an argument of the trainer is an option."""
+    """Trains in `tmp_path`. Keywords that are not arguments of the trainer are options."""
     from hf_xmc import XMCTrainer
 
     def run(resume=None, folder=tmp_path, model=tiny_encoder, data=few, eval_dataset=None, callbacks=(), **options):
@@ -256,7 +280,7 @@ def train(tiny_encoder: Path, few: Dataset, tmp_path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def fast_garbage_collection() -> Any:
-    """Training collects garbage; what is there already need not be looked through every time."""
+    """Keeps the garbage collections of trainings from looking through all that is loaded already."""
     gc.freeze()
     yield
     gc.unfreeze()
