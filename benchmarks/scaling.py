@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hf_xmc.hub.training_record import TrainingRecord
+from hf_xmc.training.record import TrainingRecord
 
 # Stages that run the encoder; the others that are shared out compute on CPUs. What is named in neither is done once.
 ENCODER_STAGES = ("embed", "fine-tuning", "heads' share")

@@ -19,8 +19,8 @@ from .serialization import MAX_SHARD_SIZE, atomic_write, read_json, remove_files
 _PUSH_KWARGS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
-def _members_in(folder: str | os.PathLike) -> list[str]:
-    """Subfolders of the models of an ensemble in a folder."""
+def member_folders(folder: str | os.PathLike) -> list[str]:
+    """Returns the subfolders with the models of an ensemble; empty for any other model."""
     try:
         names = read_json(os.path.join(folder, CONFIG_NAME)).get("members") or []
     except (FileNotFoundError, ValueError):  # a damaged file is about to be replaced
@@ -76,7 +76,7 @@ class SelfContainedModel(PreTrainedModel):
                 add_code(folder)
             # What another model has left in this folder would be taken for a part of this one.
             remove_code(save_directory)
-            left = [*_members_in(save_directory), *self._files_in(save_directory)]
+            left = [*member_folders(save_directory), *self._files_in(save_directory)]
             remove_files(save_directory, [CONFIG_NAME, *left])
         if push_to_hub:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))

@@ -17,6 +17,12 @@ import numpy as np
 
 FORMAT_KEY = "hf_xmc"
 
+# Files in the folder of a model that describe it without being part of it.
+TRAINING_ARGS_FILE = "training_args.json"
+RECORD_FILE = "training_record.json"
+ENSEMBLE_FILE = "ensemble.json"
+RESULTS_SUFFIX = "_results.json"
+
 # Of a file or folder that is not whole yet.
 _SUFFIX = ".partial"
 # Names that `tempfile` gives to the files of `atomic_write`.

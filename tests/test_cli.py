@@ -16,7 +16,7 @@ from conftest import make_documents, make_vectors
 
 from hf_xmc import XMCForTextClassification
 from hf_xmc.cli.main import COMMANDS, main
-from hf_xmc.hub.training_record import TrainingRecord
+from hf_xmc.training.record import TrainingRecord
 
 
 @pytest.fixture

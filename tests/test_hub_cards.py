@@ -21,8 +21,8 @@ from hf_xmc.hub.card_data import CardOptions, reported
 from hf_xmc.hub.citations import PAPERS, paper_of
 from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, write_model_card
 from hf_xmc.hub.training_plot import plot_training
-from hf_xmc.hub.training_record import TrainingRecord, public_name
 from hf_xmc.training.presets import METHODS
+from hf_xmc.training.record import TrainingRecord, public_name
 
 ROOT = TEMPLATE.parents[2]
 
@@ -175,7 +175,7 @@ def test_a_card_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, capl
     def fail(*args, **kwargs):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("hf_xmc.hub.publishing.write_model_card", fail)
+    monkeypatch.setattr("hf_xmc.hub.publisher.write_model_card", fail)
     trainer.train()
     assert trainer.evaluate(make_documents(20, seed=1))["eval_P@1"] > 0
     assert (tmp_path / "ranker.safetensors").is_file() and "the disk is full" in caplog.text

@@ -24,10 +24,10 @@ from hf_xmc import (
     XMCTrainer,
     XMCTrainingArguments,
 )
-from hf_xmc.hub.training_record import TrainingRecord
 from hf_xmc.inference.predict import evaluate_model, predict_batches
 from hf_xmc.training.options import RankerArguments, TreeArguments
 from hf_xmc.training.presets import ENCODER_METHODS, METHODS
+from hf_xmc.training.record import TrainingRecord
 
 
 def arguments(folder, **options):

@@ -11,8 +11,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..ensemble_xmc import COMBINATIONS
 from ..hub.model_card import forget_model
-from ..hub.training_record import ENSEMBLE_FILE
-from ..serialization import write_json
+from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
 from .arguments import load_split, parse_mapping
 

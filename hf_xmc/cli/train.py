@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from ..data import load_label_texts
-from ..hub.training_record import public_name
 from ..training.arguments import XMCTrainingArguments
+from ..training.record import public_name
 from ..training.trainer import XMCTrainer
 from .arguments import DataArguments, RecipeParser
 from .evaluate import measure
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> None:
         eval_dataset=validation_dataset,
         label_texts=load_label_texts(data.dataset) if data.label_texts else None,
     )
-    trainer.card.record.dataset, trainer.card.record.split = public_name(data.dataset), data.train_split
+    trainer.recorder.record.dataset, trainer.recorder.record.split = public_name(data.dataset), data.train_split
     resume: str | bool | None = args.resume_from_checkpoint
     processes = trainer.work.processes
     if processes.is_main:

@@ -16,9 +16,9 @@ from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
 from ..labels import Labels
-from ..serialization import read_json
+from ..serialization import TRAINING_ARGS_FILE, read_json
+from ..training.record import TrainingRecord, is_hub_id, public_name
 from .citations import Paper, paper_of
-from .training_record import TRAINING_ARGS_FILE, TrainingRecord, is_hub_id, public_name
 
 LIBRARY = "hf_xmc"
 # What a card reports of all that is measured.

@@ -12,10 +12,10 @@ from huggingface_hub import ModelCard, eval_result_entries_to_yaml
 
 from ..configuration_xmc import TASK
 from ..evaluation.report import format_by_frequency, format_metrics, plot_by_frequency
-from ..serialization import atomic_write
+from ..serialization import ENSEMBLE_FILE, RECORD_FILE, TRAINING_ARGS_FILE, atomic_write
+from ..training.record import result_files
 from .card_data import CardFacts, CardOptions, card_data, eval_entries, evaluation_name, reported
 from .training_plot import plot_training
-from .training_record import ENSEMBLE_FILE, RECORD_FILE, TRAINING_ARGS_FILE, result_files
 
 CARD_FILE = "README.md"
 EVAL_RESULTS_FILE = ".eval_results/hf_xmc.yaml"

@@ -13,10 +13,10 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
-from ..remote_code import CLASSES, CODE_ENTRIES
-from ..serialization import read_json
+from ..remote_code import CLASSES, CODE_ENTRIES, member_folders
+from ..serialization import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, read_json
+from ..training.record import public_name
 from .model_card import CARD_FILE
-from .training_record import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE, public_name
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 # Folders of a training, temporary files and caches, results (which the record has, too, without the names of folders);
@@ -37,12 +37,6 @@ def check_saved_model(folder: str | os.PathLike) -> None:
     kind = read_json(path).get("model_type")
     if kind not in CLASSES:
         raise ValueError(f"`{folder}` holds a model of the type {kind!r}, which is none of hf_xmc's.")
-
-
-def member_folders(folder: str | os.PathLike) -> list[str]:
-    """Subfolders of an ensemble's models; none of any other model."""
-    path = Path(folder, CONFIG_NAME)
-    return (read_json(path).get("members") or []) if path.is_file() else []
 
 
 def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import CONFIG_NAME
 
-from ..remote_code import SelfContainedModel, code_files, with_code
+from ..remote_code import SelfContainedModel, code_files, member_folders, with_code
 from ..serialization import MAX_SHARD_SIZE, read_json
 from .card_data import CardOptions
 from .model_card import CARD_FILE, write_model_card
@@ -33,7 +33,6 @@ from .published_files import (
     MEMBER,
     check_saved_model,
     is_record,
-    member_folders,
     publishable_files,
     published_json,
 )

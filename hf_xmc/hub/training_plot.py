@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ..serialization import atomic_write
-from .training_record import TrainingRecord
+from ..training.record import TrainingRecord
 
 # Stages shorter than this part of all are put together with what is no stage.
 _SMALLEST = 0.01

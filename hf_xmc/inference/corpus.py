@@ -20,9 +20,11 @@ from datasets import Dataset, Features
 
 from ..data.corpus import VECTOR_COLUMNS, Batch, Corpus, DocumentSource, WantedColumns, common_types, find_sources
 from ..ensemble_xmc import XMCEnsemble
-from ..hub.published_files import member_folders
-from ..hub.training_record import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE
 from ..modeling_utils import PredictMixin, XMCOutput
+from ..remote_code import member_folders
+from ..serialization import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE
+from ..utils import Progress, available_cores, count_threads
+from ..version import __version__
 from .predict import predict_batches, reads_text
 from .writers import (
     FORMATS,
@@ -33,8 +35,6 @@ from .writers import (
     parquet_schema,
     prediction_writer,
 )
-from ..utils import Progress, available_cores, count_threads
-from ..version import __version__
 
 # Processes wait for the slowest at the end, and a launcher ends them if one has died.
 _TIMEOUT = timedelta(days=7)

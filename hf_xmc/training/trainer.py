@@ -28,23 +28,23 @@ from ..data.columns import documents_digest
 from ..evaluation import XMCMetrics
 from ..hub.model_card import forget_model
 from ..hub.publishing import PublishingMixin
-from ..hub.training_record import TRAINING_ARGS_FILE, TrainingRecord
 from ..inference.predict import evaluate_level, evaluate_model, predict_batches
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import CACHE_FOLDER, StageCache
 from ..remote_code import CLASSES
-from ..serialization import read_json, remove_leftovers, write_json
+from ..serialization import TRAINING_ARGS_FILE, read_json, remove_leftovers, write_json
 from ..text_encoder import padding_id
 from ..utils import Progress, available_cores
 from .arguments import XMCTrainingArguments
-from .checkpoint import LEVEL_FILE, STATE_FILES, TRAINER_STATE_FILE, find_damage, last_checkpoint
+from .checkpoint import LEVEL_FILE, TRAINER_STATE_FILE, find_damage, last_checkpoint
 from .embedding import TokenCollator
 from .encoder_training import EncoderRun
 from .fsdp import check_encoder, set_up_plugin
 from .level_trainer import LevelTrainer
 from .presets import ENCODER_METHODS
 from .progress import StageProgressCallback, StageTimer
+from .record import TrainingRecord
 from .stages import train_linear
 from .termination import Termination
 
@@ -96,7 +96,6 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
     model: XMCForTextClassification
     control: TrainerControl
     state: TrainerState
-    _checkpoint_files = STATE_FILES
 
     def __init__(
         self,
