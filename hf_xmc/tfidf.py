@@ -1,4 +1,10 @@
-"""TF-IDF features of text: fit, transform, file."""
+"""
+TF-IDF features of text: fit, transform, file.
+
+scikit-learn's `TfidfVectorizer` computes the same numbers in one thread and needs pickle to be saved. The compiled loops
+of `kernels_text.py` take SKLEARN_RATIO as long with two threads (`benchmarks/linear/tfidf_sklearn.py`), and a published
+model loads without scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,8 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.sparse import csr_matrix, hstack
+from scipy.sparse import csr_matrix
 
-from .document_times import NUM_COLUMNS, compile_time_pattern, read_time, time_features
 from .kernels_text import (
     count_ngrams,
     index_terms,
@@ -34,8 +39,11 @@ from .utils import count_threads
 TFIDF_FILE = "tfidf.safetensors"
 VOCABULARY_FILE = "tfidf_vocab.txt"
 
-_CHUNK = 1 << 20  # code points that are worked on at a time: large enough to keep threads busy, small in memory
-_ANALYZERS = {"word": r"\w+", "char_wb": r"\S+"}  # what the runs of text are made of that n-grams are taken from
+# The characters that n-grams are taken from: runs of these.
+_ANALYZERS = {"word": r"\w+", "char_wb": r"\S+"}
+_SETTINGS = ("analyzer", "ngram_range", "min_df", "max_features", "lead_words", "power")
+# Constants that were options in version 0.1: a model of that version may have been saved with other values.
+_CONSTANTS = ("sublinear_tf", "lowercase", "lead_weight")
 _Result = TypeVar("_Result")
 _Lexicon = tuple[np.ndarray, np.ndarray, np.ndarray, int]  # table, ends, chars, number of words
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -43,7 +51,7 @@ _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @lru_cache
 def _code_points_of(pattern: str) -> np.ndarray:
-    """Which code points the runs of `pattern` consist of: Python's own notion, as a table for the compiled loops."""
+    """The code points that `pattern` matches, as a table for the compiled loops."""
     everything = _decode(np.arange(0x110000, dtype=np.uint32))
     table = np.zeros(len(everything), np.bool_)
     for run in re.finditer(pattern, everything):
@@ -52,7 +60,7 @@ def _code_points_of(pattern: str) -> np.ndarray:
 
 
 def _encode(text: str) -> np.ndarray:
-    # Copied, as the compiled loops would need a second version of themselves for read-only arrays.
+    # A copy: numba would compile the loops a second time for read-only arrays.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
 
 
@@ -66,15 +74,15 @@ def _new_lexicon() -> _Lexicon:
 
 def _rows(texts: Iterable[str]) -> Iterator[str]:
     if isinstance(texts, Sequence) and not isinstance(texts, deque):
-        # A column of a dataset reads its rows eight times as fast by slices as one by one.
+        # Slices of a dataset column are read eight times as fast as single rows.
         for start in range(0, len(texts), 256):
             yield from texts[start : start + 256]
     else:
         yield from texts
 
 
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in lists of about `_CHUNK` code points; the same lists whatever the number of workers."""
+def _chunks(texts: Iterable[str], chunk_size: int) -> Iterator[list[str]]:
+    """Yields the texts in lists of about `chunk_size` code points."""
     if isinstance(texts, (str, bytes)):
         raise TypeError(f"`texts` is one {type(texts).__name__}, not several texts. Pass a list: `[text]`.")
     chunk: list[str] = []
@@ -86,7 +94,7 @@ def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
             )
         chunk.append(text)
         size += len(text) + 1
-        if size >= _CHUNK:
+        if size >= chunk_size:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -96,7 +104,7 @@ def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 def _map(
     function: Callable[[list[str]], _Result], chunks: Iterator[list[str]], num_threads: int | None
 ) -> Iterator[_Result]:
-    """`function` of every chunk, in their order, by threads: the compiled loops release Python's global lock."""
+    """Yields `function(chunk)` of every chunk in order, computed in threads (the compiled loops release the GIL)."""
     num_threads = count_threads(num_threads)
     start = list(islice(chunks, 2))
     if num_threads == 1 or len(start) < 2:
@@ -106,25 +114,23 @@ def _map(
         pending: deque[Future[_Result]] = deque()
         for chunk in chain(start, chunks):
             pending.append(pool.submit(function, chunk))
-            if len(pending) > 2 * num_threads:  # as many texts are in memory, not all
+            if len(pending) > 2 * num_threads:  # bounds the texts in memory
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
 class _Counts:
-    """All n-grams of a corpus so far, in how many documents each one is and how often it occurs."""
+    """The n-grams of a corpus with their document frequencies and numbers of occurrences."""
 
     def __init__(self) -> None:
         self.num_documents = 0
-        self.has_dates = False
         self.lexicon = _new_lexicon()
         self.trie = np.zeros((4096, 2), np.uint64), np.zeros(2048, np.int64), np.zeros(2048, np.int64), 1
 
-    def add(self, num_documents: int, has_dates: bool, lexicon: _Lexicon | None, trie: _Arrays) -> None:
-        """Adds what was counted in one chunk; `lexicon` is `None` where symbols are characters."""
+    def add(self, num_documents: int, lexicon: _Lexicon | None, trie: _Arrays) -> None:
+        """Adds the counts of one chunk; `lexicon` is `None` if symbols are characters."""
         self.num_documents += num_documents
-        self.has_dates |= has_dates
         numbers = np.zeros(0, np.uint32)
         if lexicon is not None:
             table, ends, chars, words, numbers = merge_words(*self.lexicon, *lexicon[1:])
@@ -134,7 +140,7 @@ class _Counts:
             raise ValueError("The texts have more than two billion different n-grams. Fit on a sample of the texts.")
 
     def select(self, min_df: int, max_features: int | None) -> tuple[list[str], np.ndarray]:
-        """The terms in `min_df` or more documents, or the most frequent of these, sorted; and their documents."""
+        """The terms in at least `min_df` documents, at most the `max_features` most frequent, with their counts."""
         table, documents, occurrences, size = self.trie
         words, chars, num_words = self.lexicon[1:]
         keys = node_keys(table, size)
@@ -157,43 +163,25 @@ class TfidfFeaturizer:
     r"""
     Sparse TF-IDF features of text, with the weights of scikit-learn's `TfidfVectorizer`.
 
-    Rows have Euclidean norm 1, columns are the terms in sorted order; with `lead_words` once more, for the terms among
-    a document's first words, and with `time_pattern` pairs of a term and a time follow. The work is done by compiled
-    loops that run in threads; a result does not depend on their number.
+    Texts are lowercased, and a term that occurs `n` times in a document counts `1 + log(n)`. Rows have Euclidean norm 1
+    and columns are the terms in sorted order. With `lead_words` there is a second column for each term, which counts
+    the term among the first words of the document. The results do not depend on the number of threads.
 
     Args:
         analyzer (`str`, *optional*, defaults to `"word"`):
-            `"word"` for n-grams of words (two and more letters, digits or underscores), `"char_wb"` for n-grams of
-            characters inside words, each word with a space on either side.
+            `"word"` for n-grams of words (two or more letters, digits or underscores), `"char_wb"` for n-grams of
+            characters inside words, each word padded with a space on either side.
         ngram_range (`tuple[int, int]`, *optional*, defaults to `(1, 2)`):
             Smallest and largest n.
         min_df (`int`, *optional*, defaults to 3):
-            Number of documents that a term must be in to be kept.
+            Smallest number of documents of a term.
         max_features (`int`, *optional*, defaults to 300000):
-            Number of terms to keep, the most frequent ones; of equally frequent ones the first in sorted order.
-            `None` or 0 keeps all.
-        sublinear_tf (`bool`, *optional*, defaults to `True`):
-            Whether a term that occurs `n` times in a document counts `1 + log(n)` instead of `n`.
-        lowercase (`bool`, *optional*, defaults to `True`):
-            Whether case is ignored.
+            Number of terms to keep, the most frequent ones; ties are broken by sorted order. `None` or 0 keeps all.
         lead_words (`int`, *optional*, defaults to 0):
-            Number of words at the start of a document, such as its title, whose terms have columns of their own
-            besides. 0 makes none.
-        lead_weight (`float`, *optional*, defaults to 0.7):
-            Length of that second part of a row in proportion to the first.
+            Number of words at the start of a document, such as its title, whose terms get additional columns. The norm
+            of these columns is 0.7 times the norm of the others before the row is normalised.
         power (`float`, *optional*, defaults to 1.0):
-            Power that weights are raised to. More than 1 makes rare and repeated terms weigh more beside the others.
-        time_pattern (`str`, *optional*):
-            Regular expression of a document's date, with a group named `year` and perhaps one named `month` (a number
-            or an English name), such as `(?P<month>[A-Z]\w+) (?P<year>\d{4})`. The first match that is a date counts.
-            The terms among the first words (all terms where `lead_words` is 0), of n-grams the shortest, then have
-            features by time as well: what a term says of a document may change over the years. `None` or
-            `""` makes none.
-        time_span (`float`, *optional*, defaults to 1.0):
-            Years over which these features change. Documents so far apart share about half of them, documents three
-            times as far apart none.
-        time_weight (`float`, *optional*, defaults to 0.5):
-            Length of this last part of a row in proportion to all before it.
+            Exponent of the weights. Values above 1 increase the influence of rare and repeated terms.
 
     Example:
 
@@ -206,6 +194,12 @@ class TfidfFeaturizer:
     ```
     """
 
+    sublinear_tf = True
+    lowercase = True
+    lead_weight = 0.7
+    # Code points of a task of a thread: enough to keep the threads busy, few enough to save memory.
+    chunk_size = 1 << 20
+
     def __init__(
         self,
         *,
@@ -213,14 +207,8 @@ class TfidfFeaturizer:
         ngram_range: tuple[int, int] = (1, 2),
         min_df: int = 3,
         max_features: int | None = 300_000,
-        sublinear_tf: bool = True,
-        lowercase: bool = True,
         lead_words: int = 0,
-        lead_weight: float = 0.7,
         power: float = 1.0,
-        time_pattern: str | None = None,
-        time_span: float = 1.0,
-        time_weight: float = 0.5,
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
@@ -231,24 +219,15 @@ class TfidfFeaturizer:
         if max_features is not None and max_features < 0:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or 0 to keep all terms.")
         if not isinstance(lead_words, int) or lead_words < 0:
-            raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0 for none.")
-        positive = {"lead_weight": lead_weight, "power": power, "time_span": time_span, "time_weight": time_weight}
-        for name, value in positive.items():
-            if not 0 < value < np.inf:
-                raise ValueError(f"`{name}` is {value!r}; it must be a finite number greater than 0.")
+            raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0.")
+        if not 0 < power < np.inf:
+            raise ValueError(f"`power` is {power!r}; it must be a finite number greater than 0.")
         self.analyzer = analyzer
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df
         self.max_features = max_features or None
-        self.sublinear_tf = sublinear_tf
-        self.lowercase = lowercase
         self.lead_words = lead_words
-        self.lead_weight = float(lead_weight)
         self.power = float(power)
-        self.time_pattern = time_pattern or None
-        self.time_span = float(time_span)
-        self.time_weight = float(time_weight)
-        self._compiled_time_pattern = compile_time_pattern(time_pattern) if time_pattern else None
         self.vocabulary: list[str] = []
         self._idf = np.zeros(0, np.float32)
 
@@ -258,11 +237,7 @@ class TfidfFeaturizer:
 
     @property
     def num_features(self) -> int:
-        """Columns of the matrix: one for each term, another where it is a first word, and those of times."""
-        return self._num_term_columns + (0 if self.time_pattern is None else NUM_COLUMNS)
-
-    @property
-    def _num_term_columns(self) -> int:
+        """Number of columns."""
         return len(self.vocabulary) * (2 if self.lead_words else 1)
 
     def fit(self, texts: Iterable[str], num_threads: int | None = None) -> TfidfFeaturizer:
@@ -271,12 +246,12 @@ class TfidfFeaturizer:
 
         Args:
             texts (`Iterable[str]`):
-                The documents, e.g. a list or a column of a `datasets.Dataset`; read once, a few at a time.
+                The documents, e.g. a list or a column of a `datasets.Dataset`. They are read once, as a stream.
             num_threads (`int`, *optional*):
-                Number of threads; all processors by default.
+                Number of threads; all cores by default.
         """
         counts = _Counts()
-        for part in _map(self._count, _chunks(texts), num_threads):
+        for part in _map(self._count, _chunks(texts, self.chunk_size), num_threads):
             counts.add(*part)
         if not counts.num_documents:
             raise ValueError("There are no texts to fit TF-IDF on. Pass at least one document.")
@@ -287,30 +262,25 @@ class TfidfFeaturizer:
                 f"Lower `min_df`, or check that the texts have words for `analyzer={self.analyzer!r}` "
                 f"and `ngram_range={self.ngram_range}`."
             )
-        if self.time_pattern is not None and not counts.has_dates:
-            raise ValueError(
-                f"`time_pattern={self.time_pattern!r}` finds no date in any of the {counts.num_documents} texts. "
-                "Mend the pattern, or leave it out."
-            )
         idf = np.log((1 + counts.num_documents) / (1 + documents)) + 1
         self._index("".join(f"{term}\n" for term in terms), idf.astype(np.float32))
         return self
 
     def transform(self, texts: Iterable[str], num_threads: int | None = None) -> csr_matrix:
         """
-        Features of the documents, a row each.
+        Returns the features of the documents, one row each.
 
         Args:
             texts (`Iterable[str]`):
-                The documents, read once, a few at a time.
+                The documents. They are read once, as a stream.
             num_threads (`int`, *optional*):
-                Number of threads; all processors by default. A small input is done by the calling thread.
+                Number of threads; all cores by default. Small inputs are processed in the calling thread.
 
         Returns:
-            `csr_matrix` of float32 with sorted columns. A document without known term is an empty row.
+            `csr_matrix` of float32 with sorted columns. A document without a known term is an empty row.
         """
         self._check_fitted()
-        parts = list(_map(self._weigh, _chunks(texts), num_threads))
+        parts = list(_map(self._weigh, _chunks(texts, self.chunk_size), num_threads))
         if len(parts) == 1:
             indptr, indices, values = parts[0]
         else:
@@ -323,7 +293,7 @@ class TfidfFeaturizer:
         return matrix
 
     def fit_transform(self, texts: Iterable[str], num_threads: int | None = None) -> csr_matrix:
-        """`fit` and `transform` of the same texts, which are read twice."""
+        """Calls `fit` and `transform`. The texts are read twice."""
         if isinstance(texts, Iterator):
             raise TypeError("`texts` can be read only once. Pass a list or a column of a dataset to `fit_transform`.")
         return self.fit(texts, num_threads).transform(texts, num_threads)
@@ -334,19 +304,20 @@ class TfidfFeaturizer:
         content = "".join(f"{term}\n" for term in self.vocabulary).encode("utf-8", "surrogatepass")
         with atomic_write(os.path.join(save_directory, VOCABULARY_FILE)) as path, open(path, "wb") as file:
             file.write(content)
-        metadata = {"settings": json.dumps(self._settings()), "vocabulary_crc32": str(zlib.crc32(content))}
+        settings = self._settings() | {name: getattr(self, name) for name in _CONSTANTS}
+        metadata = {"settings": json.dumps(settings), "vocabulary_crc32": str(zlib.crc32(content))}
         save_tensors(os.path.join(save_directory, TFIDF_FILE), {"idf": self._idf}, "tfidf", metadata)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs: Any) -> TfidfFeaturizer:
         """
-        Loads what [`~TfidfFeaturizer.save_pretrained`] wrote.
+        Loads a featurizer from a folder or the Hub.
 
         Args:
             name_or_path (`str` or `os.PathLike`):
                 A local folder or a model id on the Hub.
             hub_kwargs:
-                `revision`, `token`, `cache_dir` … for the Hub.
+                `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` as in `from_pretrained` of models.
         """
         paths = [resolve_file(name_or_path, name, **hub_kwargs) for name in (TFIDF_FILE, VOCABULARY_FILE)]
         tensors, metadata = load_tensors(str(paths[0]), "tfidf")
@@ -354,29 +325,22 @@ class TfidfFeaturizer:
             content = file.read()
         if str(zlib.crc32(content)) != metadata["vocabulary_crc32"]:
             raise ValueError(
-                f"`{paths[1]}` is not the vocabulary that `{paths[0]}` was saved with: it is damaged, was edited or "
-                "is of another model. Save or download both again."
+                f"`{paths[1]}` is not the vocabulary that `{paths[0]}` was saved with. Save or download both again."
             )
-        featurizer = cls(**json.loads(metadata["settings"]))
+        settings = json.loads(metadata["settings"])
+        if settings.get("time_pattern"):
+            raise ValueError(
+                f"`{paths[0]}` was saved with `time_pattern={settings['time_pattern']!r}`. Features by date were "
+                "removed; hf_xmc 0.1.0 loads this model."
+            )
+        featurizer = cls(**{name: settings[name] for name in _SETTINGS if name in settings})
+        for name in _CONSTANTS:
+            setattr(featurizer, name, settings.get(name, getattr(cls, name)))
         featurizer._index(content.decode("utf-8", "surrogatepass"), np.array(tensors["idf"]))
         return featurizer
 
     def _settings(self) -> dict[str, Any]:
-        names = (
-            "analyzer",
-            "ngram_range",
-            "min_df",
-            "max_features",
-            "sublinear_tf",
-            "lowercase",
-            "lead_words",
-            "lead_weight",
-            "power",
-            "time_pattern",
-            "time_span",
-            "time_weight",
-        )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _SETTINGS}
 
     def _check_fitted(self) -> None:
         if not self.vocabulary:
@@ -385,15 +349,15 @@ class TfidfFeaturizer:
             )
 
     def _codes(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Code points of the texts, one behind the other, and the bounds between them."""
+        """The concatenated code points of the texts and the bounds of each text."""
         if self.lowercase:
             texts = [text.lower() for text in texts]
         bounds = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=bounds[1:])
         return _encode("".join(texts)), bounds
 
-    def _count(self, texts: list[str]) -> tuple[int, bool, _Lexicon | None, _Arrays]:
-        """Words and n-grams of a chunk, for [`_Counts`]."""
+    def _count(self, texts: list[str]) -> tuple[int, _Lexicon | None, _Arrays]:
+        """Counts the n-grams of a chunk; the result is passed to [`_Counts.add`]."""
         inside = _code_points_of(_ANALYZERS[self.analyzer])
         lexicon: _Lexicon | None = None
         if self.analyzer == "word":
@@ -402,11 +366,10 @@ class TfidfFeaturizer:
         else:
             symbols, bounds = read_chars(*self._codes(texts), inside)
         table, documents, occurrences = count_ngrams(symbols, bounds, *self.ngram_range, self.analyzer == "char_wb")
-        has_dates = not all(map(np.isnan, self._times(texts)))
-        return len(texts), has_dates, lexicon, (node_keys(table, len(documents)), documents, occurrences)
+        return len(texts), lexicon, (node_keys(table, len(documents)), documents, occurrences)
 
     def _index(self, lines: str, idf: np.ndarray) -> None:
-        """Takes on a vocabulary, a term per line, and its weights."""
+        """Sets the vocabulary (one term per line) and its weights, and builds the look-up tables."""
         self.vocabulary = lines.split("\n")[:-1]
         self._idf = idf
         codes = _encode(lines)
@@ -420,15 +383,9 @@ class TfidfFeaturizer:
             symbols = np.where(codes == ord("\n"), np.uint32(0), codes + np.uint32(1))
         self._table, columns = index_terms(symbols, bounds)
         self._columns = columns.copy()
-        if self.time_pattern is not None:
-            self._is_shortest = np.fromiter(map(self._length, self.vocabulary), np.int64) == self.ngram_range[0]
-
-    def _length(self, term: str) -> int:
-        """The n of an n-gram."""
-        return term.count(" ") + 1 if self.analyzer == "word" else len(term)
 
     def _weigh(self, texts: list[str]) -> _Arrays:
-        """Rows of a chunk as CSR arrays."""
+        """Returns the rows of a chunk as CSR arrays."""
         inside = _code_points_of(_ANALYZERS[self.analyzer])
         if self.analyzer == "word":
             symbols, bounds = read_words(*self._codes(texts), inside, *self._lexicon, False)[:2]
@@ -447,26 +404,4 @@ class TfidfFeaturizer:
             self.power,
             self.analyzer == "char_wb",
         )
-        if self.time_pattern is not None:
-            return self._with_times(texts, indptr, indices, values)
-        return indptr, indices.copy(), values.copy()  # without the room that was left over
-
-    def _times(self, texts: list[str]) -> Iterator[float]:
-        """When the documents are from; nothing without a pattern to see it by."""
-        if self._compiled_time_pattern is not None:
-            for text in texts:
-                yield read_time(text, self._compiled_time_pattern)
-
-    def _with_times(self, texts: list[str], indptr: np.ndarray, indices: np.ndarray, values: np.ndarray) -> _Arrays:
-        """Rows, given as CSR arrays, followed by pairs of their terms and their times."""
-        times = np.fromiter(self._times(texts), np.float64, len(texts))
-        first = self._num_term_columns - len(self.vocabulary)
-        paired = np.flatnonzero(indices >= first)
-        paired = paired[self._is_shortest[indices[paired] - first]]
-        documents = np.repeat(np.arange(len(texts)), np.diff(indptr))[paired]
-        pairs = time_features(documents, indices[paired] - first, values[paired], times, self.time_span)
-        rows = csr_matrix((values, indices, indptr), shape=(len(texts), self._num_term_columns))
-        joined = csr_matrix(hstack([rows, pairs * np.float32(self.time_weight)], format="csr"))
-        lengths = np.where(np.diff(pairs.indptr) > 0, np.hypot(1, self.time_weight), 1)
-        joined.data /= np.repeat(lengths, np.diff(joined.indptr)).astype(np.float32)
-        return joined.indptr.astype(np.int64), joined.indices.astype(np.int32), joined.data
+        return indptr, indices.copy(), values.copy()  # copies free the unused end of the buffers
