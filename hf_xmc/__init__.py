@@ -1,10 +1,10 @@
 """
 Extreme multi-label text classification in the Hugging Face ecosystem.
 
-Importing the package registers its configurations with `AutoConfig`. The models are registered with `AutoModel` and
-`AutoModelForSequenceClassification`, and the pipeline of the task `extreme-text-classification`, when the first
-configuration is made: `AutoModel.from_pretrained` and `pipeline` begin with that. What trains a model is imported when
-it is first used.
+Importing the package registers its configurations with `AutoConfig`. The models (`AutoModel`,
+`AutoModelForSequenceClassification`) and the pipeline of the task `extreme-text-classification` are registered when
+the first configuration is created, which is how `AutoModel.from_pretrained` and `pipeline` start. All other modules
+are imported on first use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .linear_ranker import LinearRanker
     from .modeling_xmc import XMCForTextClassification
     from .pipeline_xmc import ExtremeTextClassificationPipeline
-    from .remote_code import SelfContainedModel
     from .tfidf import TfidfFeaturizer
     from .training.arguments import XMCTrainingArguments
     from .training.trainer import XMCTrainer
@@ -93,11 +92,11 @@ def pipeline(
     model: str | os.PathLike | XMCForTextClassification | XMCEnsemble, **kwargs: Any
 ) -> ExtremeTextClassificationPipeline:
     """
-    The pipeline of a model: `transformers.pipeline` with the task set.
+    Creates the pipeline of a model: `transformers.pipeline` with the task set.
 
     Args:
         model (`str`, `os.PathLike`, [`XMCForTextClassification`] or [`XMCEnsemble`]):
-            Folder or Hub id of a model, or a loaded one.
+            Folder or Hub id of a model, or a loaded model.
         kwargs:
             Passed to `transformers.pipeline`: `revision`, `token`, `device`, `top_k`, `batch_size` and the like.
     """
@@ -105,11 +104,6 @@ def pipeline(
 
     _register_models()
     return make_pipeline(TASK, model=model, **kwargs)
-
-
-def _publish(model: SelfContainedModel, repo_id: str, **options: Any) -> Any:
-    """Uploads a model; what that needs is imported only then."""
-    return import_module(f"{__name__}.hub.push").push_model(model, repo_id, **options)
 
 
 def _register_configurations() -> None:
@@ -127,14 +121,12 @@ def _register_models() -> None:
     from .ensemble_xmc import XMCEnsemble
     from .modeling_xmc import XMCForTextClassification
     from .pipeline_xmc import ExtremeTextClassificationPipeline
-    from .remote_code import SelfContainedModel
 
     for config_class, model_class in ((XMCConfig, XMCForTextClassification), (XMCEnsembleConfig, XMCEnsemble)):
         for auto_class in (AutoModel, AutoModelForSequenceClassification):
             auto_class.register(config_class, model_class, exist_ok=True)
-    if TASK not in PIPELINE_REGISTRY.supported_tasks:  # registering twice prints a warning
+    if TASK not in PIPELINE_REGISTRY.supported_tasks:  # avoids a warning
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
-    SelfContainedModel._publish = _publish
 
 
 _register_configurations()

@@ -15,94 +15,91 @@ LONG_TEXTS = ("truncate", "head_tail", "windows")
 
 
 class SelfContainedConfig(PreTrainedConfig):
-    """Base class of configurations: what code may be beside `config.json` (`runtime_code.py`)."""
+    """Base class of configurations whose `config.json` may name code beside it, see `remote_code.py`."""
 
-    # Makes the models and the pipeline known to transformers; set by the package, as there is no model without a
-    # configuration and much to import for one. Code that travels with a model is found by its entries instead.
+    # Registers the models and the pipeline with transformers. Set by the package, which so defers their imports until
+    # the first configuration is created; code that is loaded with a model leaves it unset.
     _register_models: ClassVar[Callable[[], None] | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SelfContainedConfig:
-        """An empty configuration, also where one is unpickled."""
+        """Registers the models first; unlike `__init__`, this also runs when a configuration is unpickled."""
         if cls._register_models is not None:
             cls._register_models()
         return super().__new__(cls)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Completes the configuration; the code of a pipeline beside `config.json` counts only without the package."""
+        """Drops `custom_pipelines` of `config.json` where the package has registered its own pipeline."""
         if hasattr(type(self), "custom_pipelines"):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Does nothing: a model saves its code by itself (`runtime_code.py`), and all of it."""
+        """Does nothing: `save_pretrained` of the model adds the code."""
 
 
 class XMCConfig(SelfContainedConfig):
     """
-    What a model is made of and how it predicts by default.
+    Configuration of an [`XMCForTextClassification`]: its parts and its defaults of prediction.
 
-    The number and the names of the labels are not in here (`id2label` of a million labels makes a slow `config.json`):
-    names are in `labels.json`, numbers in `level_sizes`.
+    Label names are in `labels.json`; `id2label` would make `config.json` slow to read with a million labels.
 
     Args:
         encoder_config (`PreTrainedConfig` or `dict`, *optional*):
-            Configuration of the transformer encoder. `None` is a linear tagger: a ranker on sparse features.
+            Configuration of the transformer encoder. `None` for a linear model: a ranker on sparse features.
         method (`str`, *optional*):
-            Name of the method that the model was trained by.
+            Name of the training method.
         pooling (`str`, *optional*, defaults to `"mean"`):
-            How the states of a text's tokens become one vector: `"mean"`, `"cls"` (the first) or `"last"`.
+            How token states become one vector: `"mean"`, `"cls"` (first token) or `"last"` (last token).
         pooling_layers (`int`, *optional*, defaults to 1):
-            Last layers of the encoder whose pooled states are put side by side.
+            Number of last layers of the encoder whose pooled states are concatenated.
         max_length (`int`, *optional*, defaults to 128):
-            Tokens that the encoder reads at once.
+            Largest number of tokens of an encoder input.
         long_text (`str`, *optional*, defaults to `"truncate"`):
-            What becomes of longer texts: `"truncate"`, `"head_tail"` (the first and the last half of `max_length`) or
+            Treatment of longer texts: `"truncate"`, `"head_tail"` (the first and the last half of `max_length`) or
             `"windows"` (up to `max_windows` of them, their vectors averaged).
         max_windows (`int`, *optional*, defaults to 4):
-            Windows read of a text.
+            Largest number of windows of a text.
         level_sizes (`list[int]`, *optional*):
-            Nodes of each level of the label tree, the root's children first, the labels last.
+            Number of nodes of each level of the label tree, the root's children first, the labels last.
         head_levels (`list[int]`, *optional*):
-            Levels of the tree that have a head on the encoder, counted from 1, ascending.
+            Levels of the tree with a head on the encoder, counted from 1, ascending.
         head_loss (`str`, *optional*, defaults to `"bce"`):
-            Loss of the heads, which says what a logit means: `"bce"` or `"squared_hinge"`.
+            Loss of the heads, `"bce"` or `"squared_hinge"`; it determines how a logit becomes a probability.
         head_dropout (`float`, *optional*, defaults to 0.1):
-            Part of the document vector that training hides from the heads.
+            Dropout of the document vector before the heads.
         head_ranking (`str`, *optional*, defaults to `"leaf"`):
             `"leaf"`: the heads rank labels by their own logit, `"path"`: by the product of the probabilities above.
         head_bottleneck (`int`, *optional*):
-            Length to which the document vector is projected before the labels score it; their head is a plain linear
-            layer by default.
+            Length of the projection of the document vector in the label head; no projection by default.
         head_tails (`list[int]`, *optional*):
-            Rare labels in each of several tails, which come after the frequent labels in the tree: the labels' head is
-            an adaptive one with a shorter vector for each tail.
+            Number of labels of each tail of an adaptive label head, see [`AdaptiveHead`].
         head_shrink (`float`, *optional*, defaults to 2.0):
-            Factor by which the vector gets shorter from tail to tail.
+            Factor by which the projection gets shorter from tail to tail.
         trained_levels (`int`, *optional*, defaults to 0):
-            How many of the heads have been trained.
+            Number of trained heads.
         predict_with (`str`, *optional*, defaults to `"ranker"`):
             What predicts: `"ranker"`, `"heads"` or `"both"`.
         heads_weight (`float`, *optional*, defaults to 0.0):
-            Part of the heads in a label's score where both predict; the rest is the ranker's.
+            Weight of the heads in a score if both predict; the ranker has the rest.
         embedding_scale (`float`, *optional*, defaults to 1.0):
-            Length of the document vector beside the TF-IDF features, whose length is 1, in the ranker.
+            Norm of the document vector in the ranker's features; the TF-IDF features have norm 1.
         has_tfidf (`bool`, *optional*, defaults to `False`):
-            Whether the model makes TF-IDF features of text. A model without takes vectors only.
-        vector_power (`float`, *optional*, defaults to 1.0):
-            Power that the values of given vectors are raised to before they are scaled to unit length. 0.5 damps terms
-            that one document repeats, where the vectors hold raw counts.
+            Whether the model has TF-IDF. Without TF-IDF and encoder it takes only vectors.
         has_ranker (`bool`, *optional*, defaults to `False`):
             Whether the model has a ranker.
         ranker_type (`str`, *optional*, defaults to `"linear"`):
-            What ranks: `"linear"` ([`LinearRanker`]) or `"knn"` ([`KNNRanker`]).
+            `"linear"` ([`LinearRanker`]) or `"knn"` ([`KNNRanker`]).
         ranker_has_own_tree (`bool`, *optional*, defaults to `False`):
-            Whether the ranker searches a tree of its own instead of that of the heads.
+            Whether the ranker searches another tree than the heads.
+        vector_power (`float`, *optional*, defaults to 1.0):
+            Exponent of the values of input vectors before they are scaled to unit length. 0.5 damps repeated terms in
+            vectors of raw counts.
         top_k (`int`, *optional*, defaults to 10):
-            Labels predicted for a document unless asked otherwise.
+            Default number of predicted labels.
         beam_size (`int`, *optional*):
-            Nodes kept per level in a search unless asked otherwise; by default as many as the ranker was trained for.
-            0 keeps all: exact search.
+            Default number of nodes kept per level of a search; the beam size of the ranker by default. 0 keeps all:
+            exact search.
     """
 
     model_type = "hf-xmc"
@@ -136,7 +133,7 @@ class XMCConfig(SelfContainedConfig):
     beam_size: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Completes the configuration, and reads the names that version 0.1 wrote."""
+        """Renames the fields and values of version 0.1."""
         self.heads_weight = kwargs.pop("heads_share", self.heads_weight)
         self.ranker_type = "knn" if self.ranker_type == "neighbours" else self.ranker_type
         super().__post_init__(**kwargs)
@@ -144,24 +141,24 @@ class XMCConfig(SelfContainedConfig):
 
 class XMCEnsembleConfig(SelfContainedConfig):
     """
-    What an ensemble is made of and how it predicts by default.
+    Configuration of an [`XMCEnsemble`].
 
     Args:
         members (`list[str]`, *optional*):
             Subfolders of the models.
         weights (`list[float]`, *optional*):
-            Weight of each model; they add up to 1.
+            Weight of each model; their sum is 1.
         combine (`str`, *optional*, defaults to `"scores"`):
-            What is averaged of a label: its `"scores"`, or with `"ranks"` one over its place among a model's labels,
-            which suits models whose scores do not compare. A label that a model does not put forward counts 0.
+            What is averaged: the `"scores"` of a label or, with `"ranks"`, one over its rank, for models whose scores
+            are not comparable. A label that a model does not return counts 0.
         candidates (`int`, *optional*, defaults to 100):
-            Labels that each model puts forward for a document, or more where more are asked for.
+            Number of labels that each model returns for a document, at least `top_k`.
         top_k (`int`, *optional*, defaults to 10):
-            Labels predicted for a document unless asked otherwise.
+            Default number of predicted labels.
         beam_size (`int`, *optional*):
-            Nodes kept per level in a search unless asked otherwise; those of each model by default.
+            Default number of nodes kept per level of a search; each model has its own by default.
         predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"` for all models; what each says itself by default.
+            `"ranker"`, `"heads"` or `"both"` for all models; each model has its own by default.
     """
 
     model_type = "hf-xmc-ensemble"
@@ -177,15 +174,14 @@ class XMCEnsembleConfig(SelfContainedConfig):
 
 class RegisteredTask(dict):
     """
-    The task (its key) of models whose pipeline is registered, as `pipeline()` asks for it.
+    The value of `config.custom_pipelines` where the pipeline is registered: the task as its only key.
 
-    transformers infers the task of a model from the keys of `config.custom_pipelines`. If it then found the task in
-    there, it would insist on `trust_remote_code`, although it has the pipeline. Other tasks than the model's own are
-    refused here: they would fail later, for some odd reason.
+    `transformers.pipeline` infers the task from the keys. It must not find the task *in* the dictionary, or it would
+    require `trust_remote_code`. Other tasks are refused here, since they would fail later with an obscure error.
     """
 
     def __contains__(self, task: object) -> bool:
-        own = next(iter(self.keys()))
-        if task != own:
-            raise ValueError(f"This is no model for the task {task!r}. Call `pipeline({own!r}, model=...)`.")
+        (registered,) = self.keys()
+        if task != registered:
+            raise ValueError(f"The model is not for the task {task!r}. Call `pipeline({registered!r}, model=...)`.")
         return False

@@ -318,16 +318,23 @@ def _merge(scores: torch.Tensor, nodes: torch.Tensor, more: torch.Tensor, more_n
 
 class LevelHeads(nn.ModuleList):
     """
-    The heads of the levels in `config.head_levels`: linear layers, except that the labels may have another head.
+    The heads of the levels in `config.head_levels`, on document vectors of `dimensions` numbers.
 
-    Args:
-        config ([`XMCConfig`]): Kinds of the heads and how they rank.
-        dimensions (`int`): Length of a document vector.
+    All are linear layers, except that the labels may have a [`BottleneckHead`] or an [`AdaptiveHead`].
     """
 
     def __init__(self, config: XMCConfig, dimensions: int) -> None:
         super().__init__(_make_head(config, level, dimensions) for level in config.head_levels or ())
         self.config, self.dimensions = config, dimensions
+
+    def _apply(self, fn: Any, recurse: bool = True) -> LevelHeads:
+        """Keeps the dtype of the heads when `to`, `half` or `bfloat16` change that of the model."""
+
+        def keep_dtype(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(keep_dtype, recurse)
 
     def of(self, level: int) -> Head:
         """Returns the head of a level, counted from 1."""
@@ -359,11 +366,7 @@ class LevelHeads(nn.ModuleList):
         targets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
-        Returns the logits of nodes of one level and, with targets, their loss (sum over nodes, mean over documents).
-
-        The arguments are those of [`XMCForTextClassification.forward`].
-        """
+        """Returns the logits of nodes and, with targets, their loss, see [`XMCForTextClassification.forward`]."""
         logits = self.of(level)(vectors, nodes)
         if targets is None:
             return logits, None
@@ -465,18 +468,12 @@ def dynamic_candidates(
     Selects the candidates of a forward pass (LightXML): the children of the best and of the true nodes above.
 
     The siblings of true nodes are useful negatives from the first step on, when the level above is not trained yet.
+    `true_nodes`, `true_weights` and `negative_weight` are as in [`AdaptiveHead.loss`].
 
     Args:
-        logits (`torch.Tensor` of shape `(batch, nodes above)`):
-            Logits of the level above.
-        offsets (`torch.Tensor`):
-            Offsets of the children of each node above, see [`LabelTree.descendants`].
-        true_nodes, true_weights (`torch.Tensor` of shape `(batch, max_true)`):
-            The true nodes, padded with -1, and their weights in the loss.
-        negative_weight (`float`):
-            Weight of the other candidates.
-        beam_size (`int`):
-            Number of nodes above whose children are candidates.
+        logits (`torch.Tensor` of shape `(batch, nodes above)`): Logits of the level above.
+        offsets (`torch.Tensor`): Offsets of the children of each node above, see [`LabelTree.descendants`].
+        beam_size (`int`): Number of nodes above whose children are candidates.
 
     Returns:
         `dict[str, torch.Tensor]`: `nodes`, the sorted union of the candidates of all documents, and `targets` and
