@@ -59,6 +59,53 @@ def test_predict_does_not_depend_on_the_batch_size(model):
     assert model.predict(texts, batch_size=7) == model.predict(texts) == [model.predict([text])[0] for text in texts]
 
 
+def encoder_batches(model, *args, **kwargs):
+    """The batch sizes of the encoder in a prediction."""
+    sizes = []
+    hook = model.encoder.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    model.predict(*args, **kwargs)
+    hook.remove()
+    return sizes
+
+
+def test_the_batch_size_is_that_of_the_encoder(encoder_model_folder):
+    texts = make_documents(70, seed=5)["text"][:]
+    model = XMCForTextClassification.from_pretrained(encoder_model_folder)
+    assert encoder_batches(model, texts) == [32, 32, 6]
+    assert encoder_batches(model, texts, batch_size=64) == [64, 6]
+    expected = model.predict(texts, batch_size=1)
+    for row, other in zip(model.predict(texts, batch_size=64), expected, strict=True):
+        np.testing.assert_allclose([score for _, score in row], [score for _, score in other], atol=1e-5)
+
+
+def test_long_inputs_are_predicted_in_chunks(model, monkeypatch):
+    texts = make_documents(50, seed=5)["text"][:]
+    expected = model.predict(texts)
+    monkeypatch.setattr("hf_xmc.modeling_utils.PREDICT_CHUNK", 7)
+    assert model.predict(texts) == model.predict(texts, batch_size=9) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("predict_with", ["ranker", "heads", "both"])
+def test_prediction_in_half_precision(encoder_model_folder, tmp_path, dtype, predict_with):
+    texts = make_documents(30, seed=5)["text"][:]
+    exact = XMCForTextClassification.from_pretrained(encoder_model_folder)
+    loaded = XMCForTextClassification.from_pretrained(encoder_model_folder, dtype=dtype)
+    cast = XMCForTextClassification.from_pretrained(encoder_model_folder).to(dtype)
+    cast.save_pretrained(tmp_path)
+    options = {"top_k": 60, "beam_size": 0, "predict_with": predict_with}
+    expected = [dict(row) for row in exact.predict(texts, **options)]
+    for model in (loaded, cast, XMCForTextClassification.from_pretrained(tmp_path)):
+        assert model.dtype == dtype and {parameter.dtype for parameter in model.heads.parameters()} == {torch.float32}
+        assert all(torch.equal(*pair) for pair in zip(model.heads.parameters(), exact.heads.parameters(), strict=True))
+        assert model.embed(texts).dtype == np.float32
+        for row, scores in zip(model.predict(texts, **options), expected, strict=True):
+            for label, score in row:
+                assert score == pytest.approx(scores.get(label, 0), abs=0.03)
+
+
 def test_predict_takes_features_and_matrices(model):
     texts = ["topic07 word3", "topic31"]
     matrix = model.tfidf.transform(texts)
@@ -83,15 +130,15 @@ def test_top_k_beyond_the_labels(model):
 
 
 def test_bad_input(model):
-    with pytest.raises(TypeError, match=r"Pass a list: `\[text\]`"):
+    with pytest.raises(TypeError, match="documents"):
         model.predict("topic07")
     with pytest.raises(TypeError, match=r"texts\[1\].*NoneType"):
         model.predict(["topic07", None])
-    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+    with pytest.raises(ValueError, match="top_k"):
         model.predict(["topic07"], top_k=0)
-    with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
+    with pytest.raises(ValueError, match="batch_size"):
         model.predict(["topic07"], batch_size=0)
-    with pytest.raises(ValueError, match="has 3 sparse|have 3 sparse"):
+    with pytest.raises(ValueError, match="3 sparse"):
         model.predict(csr_matrix(np.eye(3, dtype=np.float32)))
 
 
@@ -167,19 +214,19 @@ def test_a_truncated_file_is_named(copied, name):
 
 def test_parts_of_different_models(copied):
     LabelTree.flat(60).save_pretrained(copied)
-    with pytest.raises(ValueError, match="different models"):
+    with pytest.raises(ValueError, match="copy"):
         XMCForTextClassification.from_pretrained(copied)
 
 
 def test_labels_of_another_model(copied):
     Labels(["one", "two"]).save_pretrained(copied)
-    with pytest.raises(ValueError, match="2 label names but a tree of 60"):
+    with pytest.raises(ValueError, match="label names"):
         XMCForTextClassification.from_pretrained(copied)
 
 
 def test_tfidf_of_another_model(copied):
     TfidfFeaturizer(min_df=1).fit(["other words"]).save_pretrained(copied)
-    with pytest.raises(ValueError, match="TF-IDF of 3 terms"):
+    with pytest.raises(ValueError, match="TF-IDF"):
         XMCForTextClassification.from_pretrained(copied)
 
 
@@ -187,7 +234,7 @@ def test_a_level_sizes_mismatch(copied):
     config = json.loads((copied / "config.json").read_text())
     config["level_sizes"] = [3, 60]
     (copied / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"configuration says \[3, 60\]"):
+    with pytest.raises(ValueError, match="level_sizes"):
         XMCForTextClassification.from_pretrained(copied)
 
 
@@ -196,7 +243,7 @@ def test_a_vector_model_refuses_text(vector_model_folder):
     assert model.tfidf is None
     (labels,) = model.predict(csr_matrix(([0.5], [31], [0, 1]), shape=(1, 60)), top_k=1)
     assert labels[0][0] == "31"
-    with pytest.raises(ValueError, match="trained on vectors"):
+    with pytest.raises(ValueError, match="vectors"):
         model.predict(["topic31"])
 
 
@@ -221,9 +268,9 @@ def test_saving_over_a_damaged_configuration(model, copied):
 
 def test_an_untrained_model():
     model = XMCForTextClassification(XMCConfig(), tfidf=TfidfFeaturizer(min_df=1).fit(["some words"]))
-    with pytest.raises(ValueError, match="not trained"):
+    with pytest.raises(ValueError, match="ranker"):
         model.predict(["some words"])
-    with pytest.raises(ValueError, match="has no labels, label_tree, ranker"):
+    with pytest.raises(ValueError, match="labels, label_tree, ranker"):
         model.save_pretrained("nowhere")
 
 
@@ -246,5 +293,5 @@ def test_a_model_of_the_hub(hub_cache, model):
 
 def test_a_missing_file_of_a_model_of_the_hub(hub_cache):
     next(hub_cache.rglob("ranker.safetensors")).unlink()
-    with pytest.raises(OSError, match="The LinearRanker of the model `me/tagger`"):
+    with pytest.raises(OSError, match="LinearRanker.*me/tagger"):
         XMCForTextClassification.from_pretrained("me/tagger", cache_dir=str(hub_cache), local_files_only=True)
