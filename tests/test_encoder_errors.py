@@ -49,7 +49,7 @@ def test_no_encoder_named(few, tmp_path):
 
 
 def test_texts_longer_than_the_encoder_reads(tiny_encoder, few, tmp_path):
-    with pytest.raises(ValueError, match="`max_length` is 100, but the encoder reads at most 64"):
+    with pytest.raises(ValueError, match="max_length"):
         XMCTrainer(model=tiny_encoder, args=encoder_arguments(tmp_path, encoder_max_length=100), train_dataset=few)
 
 

@@ -243,7 +243,7 @@ def test_xlnet(train, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({**THREE_LEVELS, "level_indices": [2, 3]}, "Tails need a tree"),
+        ({**THREE_LEVELS, "level_indices": [2, 3]}, "tree_clustering"),
         ({"level_indices": [1]}, "predict_with='heads'"),
         ({"level_negatives": ["dynamic"]}, "Options `level_.*negatives='tfn'"),
         ({"tree_shares": [0.5]}, "Options `tree_.*add up to 1"),

@@ -192,7 +192,7 @@ def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
     assert "An empty text gets\n  no labels." in (tmp_path / "knn" / "README.md").read_text()
     assert warning not in (tmp_path / "linear" / "README.md").read_text()
     assert warning in write_model_card(tmp_path / "both").read_text()
-    assert {"neighbour_ranker.py", "neighbour_kernels.py"} <= {path.name for path in code_files()}
+    assert {"knn_ranker.py", "kernels_knn.py"} <= {path.name for path in code_files()}
 
 
 def test_texts_of_labels_vote_too(tmp_path):
