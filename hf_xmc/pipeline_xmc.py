@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 
-# Configurations and ensembles are asked of this module, too, where a model's own code is used.
+# Remote code: transformers looks up configurations and ensembles in this module, too.
 from .configuration_xmc import XMCConfig as XMCConfig
 from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
@@ -21,28 +21,28 @@ from .remote_code import CLASSES
 
 class ExtremeTextClassificationPipeline(Pipeline):
     """
-    Tags text with the best few of very many labels.
+    Predicts the best of very many labels for each text.
 
     A document is a `str` or a dictionary with the text under `"text"`. A list of documents gives a list of results;
-    generators, `KeyDataset`s and datasets are read as a stream and give an iterator. `batch_size` documents go through
-    encoder, TF-IDF and ranker together, which is far faster than one by one.
+    generators, `KeyDataset`s and datasets are read as a stream and give an iterator. A `batch_size` above 1 is much
+    faster.
 
-    An empty text, or one of which the model knows no word, is no error: its labels are ranked by their bias alone,
-    that is, with low scores that are the same for all such texts. A `threshold` leaves them out.
+    An empty text, or one without a known word, is not an error: its labels are ranked by their bias alone, with low
+    scores. A `threshold` leaves them out.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             The model.
         top_k (`int`, *optional*):
-            Labels per document; that of the model's configuration by default.
+            Labels per document. Default: the model's.
         threshold (`float`, *optional*):
-            Labels with a smaller score are left out; a result may then be an empty list.
+            Labels with a lower score are left out, so a result may be empty.
         beam_size (`int`, *optional*):
-            Nodes kept per level of the label tree; that of the model by default. 0 keeps all: exact search.
+            Nodes kept per level of the label tree; 0 keeps all (exact search). Default: the model's.
         predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`; that of the model by default.
+            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
         batch_size (`int`, *optional*, defaults to 1):
-            Documents that are worked on together.
+            Documents that pass through the encoder, TF-IDF and ranker together.
 
     Example:
 
@@ -58,7 +58,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
 
     model: XMCForTextClassification
 
-    # `None`, the base class's value, tries to load each and swallows the failure.
+    # With `None`, the value of the base class, transformers tries to load each of them and hides the failure.
     _load_tokenizer = False  # type: ignore[assignment]
     _load_processor = False  # type: ignore[assignment]
     _load_image_processor = False  # type: ignore[assignment]
@@ -66,17 +66,17 @@ class ExtremeTextClassificationPipeline(Pipeline):
     _load_feature_extractor = False  # type: ignore[assignment]
 
     def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
-        # By name: a model that was loaded by code of its own has classes of its own.
+        # By name, because remote code has classes of its own.
         if getattr(getattr(model, "config", None), "model_type", None) not in CLASSES:
             path = getattr(getattr(model, "config", None), "name_or_path", "the given one")
             raise ValueError(
-                f"The model (`{path}`) is a {type(model).__name__}, which has no labels to tag with. Pass one that "
-                "this library has trained; an encoder is what its training begins with."
+                f"The model (`{path}`) is a {type(model).__name__}, not a model of hf_xmc. Pass a model trained with "
+                "`XMCTrainer`, not an encoder."
             )
         super().__init__(model=model, **kwargs)
         self.model.eval()
 
-    # No **kwargs: a misspelt parameter is a TypeError, not ignored.
+    # Without **kwargs, so that a misspelt parameter raises a TypeError.
     def _sanitize_parameters(  # type: ignore[override]
         self,
         top_k: int | None = None,
@@ -92,15 +92,15 @@ class ExtremeTextClassificationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """
-        Tags one document, several, or a stream of them.
+        Predicts the labels of one document, several, or a stream of them.
 
         Args:
             inputs (`str`, `dict`, `list` or an iterable):
                 A document, a list of documents, or a stream (generator, dataset, column of a dataset).
             args:
-                None are taken.
+                Not supported.
             kwargs:
-                `top_k`, `threshold`, `beam_size`, `predict_with`, `batch_size`, as at the pipeline's making.
+                `top_k`, `threshold`, `beam_size`, `predict_with` and `batch_size`, see the class.
 
         Returns:
             A list of `{"label": ..., "score": ...}`, best first, for each document.
@@ -110,7 +110,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
                 return []
             inputs = list(inputs)
         elif isinstance(inputs, Iterable) and not isinstance(inputs, (str, dict, Dataset, GeneratorType)):
-            inputs = (document for document in inputs)  # the base class takes only generators for streams
+            inputs = (document for document in inputs)  # the base class streams generators only
         return super().__call__(inputs, *args, **kwargs)
 
     def preprocess(self, document: str | dict[str, Any]) -> dict[str, list[str]]:  # type: ignore[override]
@@ -120,7 +120,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
             if "text" not in document:
                 keys = ", ".join(map(repr, document)) or "none"
                 raise ValueError(
-                    f"A document that is a dictionary has its text under 'text'; this one's keys: {keys}."
+                    f"A document that is a dictionary needs the key 'text'; the keys of this one: {keys}."
                 )
             text = document["text"]
         if not isinstance(text, str):
@@ -136,21 +136,22 @@ class ExtremeTextClassificationPipeline(Pipeline):
         beam_size: int | None = None,
         predict_with: str | None = None,
     ) -> XMCOutput:
-        features = self.model.featurize(inputs["text"])
+        texts = inputs["text"]
+        features = self.model.featurize(texts, batch_size=len(texts))
         return self.model(features, top_k=top_k, beam_size=beam_size, predict_with=predict_with)
 
     def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The labels of one document by name."""
+        """The label names and scores of one document."""
         (pairs,) = self.model.name_labels(output)
         return [{"label": label, "score": score} for label, score in pairs if threshold is None or score >= threshold]
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """
-        Saves the model. The base class would add this module's code, and the folder would need `trust_remote_code`.
+        Saves the model. The base class would add this module's code, so that loading needs `trust_remote_code`.
 
         Args:
             save_directory (`str` or `os.PathLike`):
-                Folder, made where it is missing.
+                Folder; created if it does not exist.
             kwargs:
                 Passed to [`~XMCForTextClassification.save_pretrained`].
         """
@@ -165,11 +166,11 @@ class ExtremeTextClassificationPipeline(Pipeline):
         forward_params: dict[str, Any],
         postprocess_params: dict[str, Any],
     ) -> PipelineIterator:
-        """As in the base class, which batches what a tokenizer pads only; here texts are batched as they are."""
+        """Batches texts without padding; the base class can only batch what a tokenizer has padded."""
         dataset = (PipelineDataset if isinstance(inputs, Sized) else PipelineIterator)(
             inputs, self.preprocess, preprocess_params
         )
-        # Workers would each read a whole stream.
+        # Each worker would read the whole stream.
         workers = num_workers if isinstance(inputs, Sized) else 0
         loader = DataLoader(dataset, num_workers=workers, batch_size=batch_size, collate_fn=_join)
         batches = PipelineIterator(loader, self.forward, forward_params, loader_batch_size=batch_size)

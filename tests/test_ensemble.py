@@ -17,6 +17,7 @@ from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification
 from hf_xmc.cli.main import main
 from hf_xmc.ensemble_xmc import combine_members
 from hf_xmc.inference.predict import evaluate_model
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training.ensemble import choose_weights, make_ensemble
 
 TEXTS = [*make_documents(20, seed=11)["text"], ""]
@@ -87,7 +88,7 @@ def test_candidates_bound_what_a_member_puts_forward(folders):
     assert len(features) == len(TEXTS)
     assert ensemble.member_scores(features, 2)[0].shape == (2, len(TEXTS), 3)
     assert ensemble.member_scores(features, 7)[0].shape == (2, len(TEXTS), 7)
-    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+    with pytest.raises(ValueError, match="`top_k`"):
         ensemble(features, top_k=0)
 
 
@@ -95,7 +96,7 @@ def test_vectors(vector_model_folder):
     ensemble = XMCEnsemble.from_members([vector_model_folder] * 2)
     data = make_vectors(30, seed=1)
     assert evaluate_model(ensemble, data).compute()["P@1"] == 1
-    with pytest.raises(ValueError, match="trained on vectors"):
+    with pytest.raises(ValueError, match="vectors"):
         ensemble.predict(["topic31"])
 
 
@@ -104,7 +105,7 @@ def test_vectors(vector_model_folder):
 
 def test_chosen_weights_are_at_least_as_good_as_the_best_member(folders):
     data = make_documents(60, seed=2)
-    ensemble, facts = make_ensemble(folders, validation=data, num_threads=1)
+    ensemble, facts = make_ensemble(folders, validation=data, runtime=Runtime(num_threads=1))
     alone = [evaluate_model(XMCForTextClassification.from_pretrained(f), data).compute()["nDCG@5"] for f in folders]
     assert facts["validation_nDCG@5_of_members"] == pytest.approx(alone, abs=0.02)
     assert facts["validation_nDCG@5"] >= max(facts["validation_nDCG@5_of_members"])
@@ -132,10 +133,10 @@ def test_members_that_complete_each_other(model_folder, monkeypatch):
 
 
 def test_weights_cannot_be_given_and_chosen(folders):
-    with pytest.raises(ValueError, match="given or chosen"):
+    with pytest.raises(ValueError, match="`weights`"):
         make_ensemble(folders, weights=[1, 1, 1], validation=make_documents(5))
     foreign = Dataset.from_dict({"text": ["topic01"], "labels": [["something else"]]})
-    with pytest.raises(ValueError, match="No validation document has a label of the models"):
+    with pytest.raises(ValueError, match="`validation`"):
         choose_weights(XMCEnsemble.from_members(folders[:2]), foreign)
 
 
@@ -181,7 +182,7 @@ def test_commands(folders, tmp_path, capsys):
     facts = json.loads((output / "ensemble.json").read_text())
     assert facts["models"] == models and facts["combine"] == "ranks" and len(facts["weights"]) == 2
     assert main(["ensemble", *models, *flags]) == 1
-    assert "holds a model already" in capsys.readouterr().err
+    assert "--overwrite" in capsys.readouterr().err
     assert main(["evaluate", str(output), str(tmp_path), "--split", "validation"]) == 0
     results = json.loads((output / "validation_results.json").read_text())
     assert results["metrics"]["nDCG@5"] == pytest.approx(facts["validation_nDCG@5"])
@@ -199,7 +200,7 @@ def test_an_ensemble_and_a_model_in_the_same_folder_replace_each_other(folders, 
     assert main(["card", str(folder)]) == 0
     (folder / "notes.txt").write_text("of the user")
     assert main(["ensemble", *models, str(folder), "--output_dir", str(folder), "--overwrite"]) == 1
-    assert "is one of the models" in capsys.readouterr().err
+    assert "--output_dir" in capsys.readouterr().err
     assert main(["ensemble", *models, "--output_dir", str(folder), "--overwrite"]) == 0
     ensemble = {"config.json", "ensemble.json", "member-1", "member-2", "notes.txt"}
     assert {path.name for path in folder.iterdir()} == ensemble
@@ -259,6 +260,6 @@ def test_members_that_are_no_models(ensemble_folder, tiny_encoder, model_folder)
 
 def test_commands_that_cannot_work(folders, tiny_encoder, tmp_path, capsys):
     assert main(["ensemble", str(folders[0]), "--output_dir", str(tmp_path / "out")]) == 1
-    assert "two models or more" in capsys.readouterr().err
+    assert "two models" in capsys.readouterr().err
     assert main(["predict", str(tiny_encoder), "-", "--output", "-"]) == 1
-    assert "is a BertModel, no model of hf_xmc" in capsys.readouterr().err
+    assert "BertModel" in capsys.readouterr().err

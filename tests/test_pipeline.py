@@ -6,12 +6,15 @@ import json
 import multiprocessing
 
 import pytest
+import torch
 from conftest import make_documents
 from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_xmc
-from hf_xmc import ExtremeTextClassificationPipeline, XMCForTextClassification
+from hf_xmc import ExtremeTextClassificationPipeline, XMCEnsemble, XMCForTextClassification
+from hf_xmc.inference.corpus import PredictionArguments, predict_corpus
+from hf_xmc.inference.predict import evaluate_model
 
 TASK = hf_xmc.TASK
 
@@ -78,12 +81,31 @@ def test_a_stream_is_read_as_it_is_used(tag, texts):
     assert len(read) < len(texts)
 
 
-def test_a_batch_is_featurized_at_once(tag, texts, monkeypatch):
-    sizes = []
-    featurize = tag.model.featurize
-    monkeypatch.setattr(tag.model, "featurize", lambda part: sizes.append(len(part)) or featurize(part))
-    tag(texts, batch_size=10)
-    assert sizes == [10, 10, 5]
+@pytest.mark.parametrize("way", ["pipeline", "predict", "evaluate", "corpus", "ensemble"])
+def test_the_batch_size_reaches_the_encoder(encoder_model_folder, tmp_path, way):
+    model = XMCForTextClassification.from_pretrained(encoder_model_folder)
+    dataset, sizes = make_documents(100, seed=7), []
+    model.encoder.register_forward_hook(lambda *call: sizes.append(len(call[2]["input_ids"])), with_kwargs=True)
+    if way == "pipeline":
+        pipeline(TASK, model=model)(dataset["text"][:], batch_size=40)
+    elif way == "predict":
+        model.predict(dataset["text"][:], batch_size=40)
+    elif way == "evaluate":
+        evaluate_model(model, dataset, predict_with="heads", batch_size=40)
+    elif way == "corpus":
+        predict_corpus(model, [dataset], tmp_path / "out.jsonl", PredictionArguments(batch_size=40))
+    else:
+        XMCEnsemble.from_members([model, model]).predict(dataset["text"][:], batch_size=40)
+    assert sizes == [40, 40, 20] * (2 if way == "ensemble" else 1)
+
+
+@pytest.mark.parametrize("predict_with", ["ranker", "heads", "both"])
+def test_half_precision(encoder_model_folder, texts, predict_with):
+    model = XMCForTextClassification.from_pretrained(encoder_model_folder, dtype="bfloat16")
+    assert model.encoder.dtype == torch.bfloat16
+    whole = XMCForTextClassification.from_pretrained(encoder_model_folder)
+    found, expected = (own.predict(texts, 1, predict_with=predict_with) for own in (model, whole))
+    assert sum(a[0][0] == b[0][0] for a, b in zip(found, expected, strict=True)) >= 20
 
 
 def test_parameters_of_construction_and_call(model_folder, texts, expected):
@@ -110,11 +132,11 @@ def test_empty_and_unknown_texts_are_ranked_by_bias(tag):
 def test_bad_input(tag):
     with pytest.raises(TypeError, match="topk"):
         tag("topic07", topk=3)
-    with pytest.raises(TypeError, match="got NoneType"):
+    with pytest.raises(TypeError, match="NoneType"):
         tag([None])
-    with pytest.raises(ValueError, match="keys: 'title'"):
+    with pytest.raises(ValueError, match="'title'"):
         tag({"title": "topic07"})
-    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+    with pytest.raises(ValueError, match="`top_k`"):
         tag("topic07", top_k=0)
 
 
@@ -124,9 +146,8 @@ def test_a_misspelt_parameter_at_construction(model_folder):
 
 
 def test_a_model_of_another_kind_is_refused(tiny_encoder):
-    with pytest.raises(ValueError, match="has no labels to tag with") as error:
+    with pytest.raises(ValueError, match=str(tiny_encoder)):
         hf_xmc.pipeline(str(tiny_encoder))
-    assert str(tiny_encoder) in str(error.value)
 
 
 def test_a_model_that_comes_from_another_process(model_folder, texts, expected):
@@ -136,7 +157,7 @@ def test_a_model_that_comes_from_another_process(model_folder, texts, expected):
 
 
 def test_a_vector_model_refuses_text(vector_model_folder):
-    with pytest.raises(ValueError, match="trained on vectors"):
+    with pytest.raises(ValueError, match="vectors"):
         pipeline(TASK, model=str(vector_model_folder))("topic07")
 
 

@@ -107,7 +107,7 @@ def test_a_process_that_dies_ends_the_others_and_the_training_goes_on(tiny_encod
     main, other = launch_without_launcher([{**job, "die": (1, 3)}], tmp_path, 2)
     said = main.communicate(timeout=120)[1]
     assert other.wait(timeout=10) == -9 and main.returncode == 1
-    assert "Process 0 of 2 has lost another process of this training" in said
+    assert "ConnectionError" in said and "Process 0 of 2" in said
     assert [path.name for path in (tmp_path / "model").glob("checkpoint-*")] == ["checkpoint-2"]
     # One process goes on with what two have begun: a step has as many documents as before.
     options["per_device_train_batch_size"] = 32

@@ -94,11 +94,11 @@ def run_job(
     die: tuple[int, int] | None = None,
 ) -> None:
     """Trains, evaluates and predicts; writes what came of it beside the model."""
-    from hf_xmc import XMCTrainer, XMCTrainingArguments, heads
+    from hf_xmc import XMCTrainer, XMCTrainingArguments, modeling_heads
     from hf_xmc.parallel.stage_cache import digest
 
     if sparse_rows is not None:
-        heads.SPARSE_ROWS = sparse_rows
+        modeling_heads.SPARSE_ROWS = sparse_rows
     if encoder is None:
         args = XMCTrainingArguments(folder, use_cpu=True, disable_tqdm=True, report_to="none", **options)
     else:

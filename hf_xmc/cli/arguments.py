@@ -20,6 +20,8 @@ from ..data.readers import join_splits, split_names
 from ..modeling_utils import PredictMixin
 from ..serialization import resolve_file
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 @dataclass
 class DataArguments:
@@ -109,10 +111,10 @@ def load_split(
     return loaded
 
 
-def load_model(name_or_path: str) -> Any:
-    """A trained model or ensemble, from a folder or the Hub."""
+def load_model(name_or_path: str, dtype: str | None = None) -> Any:
+    """Loads a trained model or ensemble from a folder or the Hub, in the given precision."""
     resolve_file(name_or_path, CONFIG_NAME)
-    model = AutoModel.from_pretrained(name_or_path)
+    model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}))
     if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, no model of hf_xmc.")
     return model

@@ -1,4 +1,4 @@
-"""`hf-xmc ensemble`: makes one model of several."""
+"""`hf-xmc ensemble`: combines several models into one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from transformers.utils import CONFIG_NAME
 
 from ..ensemble_xmc import COMBINATIONS
 from ..hub.model_card import forget_model
+from ..inference.predict import BATCH_SIZE
+from ..parallel.runtime import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
 from .arguments import load_split, parse_mapping
 
 DESCRIPTION = """
-Averages trained models of the same labels and writes them, whole, into one folder, which is evaluated and used as any
-other model. With --validation the weights are chosen on documents that were not trained on.
+Combines trained models with the same labels into one folder, which is evaluated and used like any other model. With
+--validation, the weights are chosen on documents that were not used for training.
 """
 
 
@@ -32,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", help="split of DATA; `validation` by default, except of a single file")
     parser.add_argument("--column-mapping", type=parse_mapping, help='JSON: {"title": "text", "subjects": "labels"}')
     parser.add_argument("--label-delimiter", help="what separates labels in a string column")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoders")
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
     parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
     return parser
@@ -41,33 +44,34 @@ def run(argv: Sequence[str]) -> None:
     """Runs the command."""
     args = make_parser().parse_args(argv)
     if len(args.models) < 2:
-        raise ValueError("An ensemble is made of two models or more.")
+        raise ValueError("An ensemble needs at least two models.")
     if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
         raise FileExistsError(
-            f"`{args.output_dir}` holds a model already. Choose another `--output_dir`, or give `--overwrite`."
+            f"`{args.output_dir}` contains a model already. Choose another `--output_dir`, or give `--overwrite`."
         )
     if any(os.path.realpath(model) == os.path.realpath(args.output_dir) for model in args.models):
-        raise ValueError(f"`{args.output_dir}` is one of the models: an ensemble needs a folder of its own.")
+        raise ValueError(f"`--output_dir {args.output_dir}` is one of the models. Choose another folder.")
     dataset = None
     if args.validation is not None:
         split = args.split or (None if os.path.isfile(args.validation) else "validation")
         dataset = load_split(args.validation, split, args.column_mapping, args.label_delimiter)
     with tqdm(desc="ensemble", disable=dataset is None) as bar:
 
-        def report(stage: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int) -> None:
             bar.set_description(stage, refresh=False)
             bar.total, bar.n = total, done
             bar.refresh()
 
-        ensemble, facts = make_ensemble(
-            args.models, args.combine, args.weights, dataset, num_threads=args.num_threads, report=report
+        runtime = Runtime(args.num_threads, show)
+        ensemble, results = make_ensemble(
+            args.models, args.combine, args.weights, dataset, args.batch_size, runtime=runtime
         )
     forget_model(args.output_dir)
     ensemble.save_pretrained(args.output_dir)
-    made_of = {"models": args.models, "weights": ensemble.config.weights, "combine": args.combine, **facts}
-    write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), made_of)
+    record = {"models": args.models, "weights": ensemble.config.weights, "combine": args.combine, **results}
+    write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), record)
     for model, weight in zip(args.models, ensemble.config.weights or (), strict=True):
         print(f"{weight:6.3f}  {model}")
-    for name, value in facts.items():
+    for name, value in results.items():
         print(f"{name}: {value}")
     print(f"The ensemble is in {args.output_dir}.")

@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
@@ -15,9 +16,9 @@ from ..evaluation import format_by_frequency, format_metrics
 from ..inference.predict import BATCH_SIZE, evaluate_model
 from ..modeling_utils import PredictMixin
 from ..modeling_xmc import PREDICT_WITH
-from ..parallel.stage_cache import NO_CACHE, StageCache
+from ..parallel.runtime import Runtime
 from ..serialization import write_json
-from .arguments import load_model, load_split, parse_mapping
+from .arguments import DTYPES, load_model, load_split, parse_mapping
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -32,13 +33,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output",
         help="JSON file; by default SPLIT_results.json in the model's folder, which its card shows, or "
-        "SPLIT_trial_results.json where --ks, --beam-size or --predict-with are given",
+        "SPLIT_trial_results.json with --ks, --beam-size, --predict-with or --dtype",
     )
     parser.add_argument("--column-mapping", type=parse_mapping, help='JSON: {"title": "text", "subjects": "labels"}')
     parser.add_argument("--label-delimiter", help="what separates labels in a string column")
     parser.add_argument("--ks", type=int, nargs="+", help="lengths of the ranking to measure at")
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="documents in memory at a time")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoder")
+    parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
     parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
     return parser
@@ -51,19 +53,17 @@ def run(argv: Sequence[str]) -> None:
         raise IsADirectoryError(f"`--output {args.output}` is a folder. Name a file in it, such as results.json.")
     split = args.split or (None if os.path.isfile(args.data) else "test")
     dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
-    model = load_model(args.model)
-    if args.predict_with is not None:
-        model.config.predict_with = args.predict_with
-    facts = {"model": args.model, "dataset": args.data, "split": split}
-    changed = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with")}
-    changed = {name: value for name, value in changed.items() if value is not None}
-    facts |= {"options": changed} if changed else {}
-    options = {name: getattr(args, name) for name in ("ks", "beam_size", "batch_size", "num_threads")}
-    measure(model, dataset, args.output or _results_path(args.model, split, bool(changed)), facts, **options)
+    model = load_model(args.model, args.dtype)
+    trial = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with", "dtype")}
+    trial = {name: value for name, value in trial.items() if value is not None}
+    facts = {"model": args.model, "dataset": args.data, "split": split, **({"options": trial} if trial else {})}
+    options = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with", "batch_size")}
+    path = args.output or _results_path(args.model, split, bool(trial))
+    measure(model, dataset, path, facts, Runtime(args.num_threads), **options)
 
 
 def _results_path(model: str, split: str | None, is_trial: bool) -> str:
-    """Where results go by default: beside the model, whose card shows them unless options were tried."""
+    """The default file: beside the model, whose card shows the results unless other options were tried."""
     name = f"{split or 'eval'}_{'trial_' if is_trial else ''}results.json"
     return os.path.join(model, name) if os.path.isdir(model) else name
 
@@ -73,15 +73,16 @@ def measure(
     dataset: Dataset,
     path: str,
     facts: Mapping[str, Any],
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
     **options: Any,
 ) -> None:
-    """Evaluates a model, prints the results as tables and writes them, with `facts`, to a JSON file."""
+    """Evaluates a model, prints tables and writes the results, with `facts`, to a JSON file."""
     start = time.perf_counter()
-    with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=not work.processes.is_main) as bar:
-        options["report"] = lambda _, done, __: _advance(bar, done)
-        metrics = evaluate_model(model, dataset, work=work, **options)
-    if not work.processes.is_main:
+    is_main = runtime.cache.processes.is_main
+    with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=not is_main) as bar:
+        runtime = replace(runtime, progress=lambda _, done, __: _advance(bar, done))
+        metrics = evaluate_model(model, dataset, runtime=runtime, **options)
+    if not is_main:
         return
     seconds = time.perf_counter() - start
     values = metrics.compute()

@@ -18,32 +18,32 @@ from ..inference.corpus import (
     PredictionArguments,
     PredictionJob,
     check_output_name,
+    corpus_columns,
     predict_corpus,
     predict_documents,
     predict_range,
-    process_state,
-    wanted_columns,
 )
+from ..inference.predict import BATCH_SIZE, chunk_size
 from ..inference.writers import FORMATS, Predictions, json_line, parquet_schema, prediction_writer
 from ..modeling_utils import PredictMixin
 from ..modeling_xmc import PREDICT_WITH
+from ..parallel.process_group import ProcessGroup
+from ..parallel.runtime import Runtime
 from ..utils import Progress
-from .arguments import load_model, load_split
+from .arguments import DTYPES, load_model, load_split
 
 DESCRIPTION = """
-Tags documents and writes the predictions in their order: one line of JSON per document, {"labels": [{"label": ...,
-"score": ...}, ...]}, or parquet with the columns labels and scores. Input is read and output written piece by piece:
-neither has to fit into memory.
+Predicts the labels of documents. The output has one line of JSON per document, {"labels": [{"label": ..., "score":
+...}, ...]}, or is parquet with the columns labels and scores. Neither input nor output has to fit into memory.
 
 INPUT is a file (parquet, jsonl, csv, or .txt with a document per line; gzipped too), a pattern such as 'part-*.jsonl',
-a folder of such files, any dataset that can be trained on (its labels are ignored), or - for lines from standard
-input.
+a folder of such files, any dataset for training (its labels are ignored), or - for lines from standard input.
 """
 
 EPILOG = """
-The work is done in parts. A command that was interrupted goes on where it was when it is given again, and the result
-is the same to the byte; documents, model or options that have changed in between are an error. Several processes share
-the parts: torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT
+The job runs in parts. Run an interrupted command again to continue it; the result is the same to the byte. Changed
+documents, model or options are an error. Several processes share the parts:
+torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT
 """
 
 
@@ -66,7 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, help="labels per document; that of the model by default")
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
-    parser.add_argument("--batch-size", type=int, default=1024, help="documents that are worked on together")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoder")
+    parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
     parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
     parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
@@ -79,15 +80,15 @@ def run(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(argv)
     names = [field.name for field in fields(PredictionArguments)]
     arguments = PredictionArguments(**{name: getattr(args, name) for name in names})
-    state = process_state()
-    _check(args, state.num_processes)
-    with state.main_process_first():  # it downloads what the others find in the cache
-        model = load_model(args.model).to(state.device)
-    with _progress_bar(disable=not state.is_main_process) as report:
+    processes = ProcessGroup.current()
+    _check_standard_streams(args, processes.count)
+    with processes.main_first():  # it downloads the model to the cache
+        model = load_model(args.model, args.dtype).to(processes.device)
+    with _progress_bar(disable=not processes.is_main) as progress:
         if args.input == ["-"]:
             _write_stream(_predict_lines(model, arguments, args.num_threads), args.output)
         elif args.output == "-":
-            _write_stream(_predict_files(model, args, arguments, report), args.output)
+            _write_stream(_predict_files(model, args, arguments, progress), args.output)
         else:
             job = predict_corpus(
                 model,
@@ -97,16 +98,15 @@ def run(argv: Sequence[str]) -> None:
                 split=args.split,
                 format=args.format,
                 overwrite=args.overwrite,
-                num_threads=args.num_threads,
-                report=report,
+                runtime=Runtime(args.num_threads, progress),
             )
-    if state.is_main_process and "-" not in (*args.input, args.output):
+    if processes.is_main and "-" not in (*args.input, args.output):
         print(_summary(job, args.output), file=sys.stderr)
-    state.destroy_process_group()
+    processes.close()
 
 
-def _check(args: argparse.Namespace, num_processes: int) -> None:
-    """Raises where standard input or output is asked for more than it can do."""
+def _check_standard_streams(args: argparse.Namespace, num_processes: int) -> None:
+    """Raises for options that do not fit standard input or output."""
     if "-" not in (*args.input, args.output):
         return
     if num_processes > 1:
@@ -128,35 +128,33 @@ def _check(args: argparse.Namespace, num_processes: int) -> None:
 
 
 def _inputs(args: argparse.Namespace) -> list[str | Dataset]:
-    """The inputs as the library takes them, which does not know of the bundled sample."""
+    """The inputs, with the bundled sample loaded."""
     return [
-        load_split(given, args.split) if given == "sample" and not os.path.exists(given) else given
-        for given in args.input
+        load_split(item, args.split) if item == "sample" and not os.path.exists(item) else item for item in args.input
     ]
 
 
 def _predict_lines(
     model: PredictMixin, arguments: PredictionArguments, num_threads: int | None
 ) -> Iterator[tuple[Batch, Predictions]]:
-    lines = iter(sys.stdin)
-    while texts := [line.rstrip("\r\n") for line in islice(lines, arguments.batch_size)]:
+    lines, size = iter(sys.stdin), chunk_size(model, arguments.batch_size)
+    while texts := [line.rstrip("\r\n") for line in islice(lines, size)]:
         yield {}, predict_documents(model, {arguments.text_column: texts}, arguments, num_threads)
 
 
 def _predict_files(
-    model: PredictMixin, args: argparse.Namespace, arguments: PredictionArguments, report: Progress
+    model: PredictMixin, args: argparse.Namespace, arguments: PredictionArguments, progress: Progress
 ) -> Iterator[tuple[Batch, Predictions]]:
-    sources = find_sources(_inputs(args), wanted_columns(model, arguments), args.split)
-    corpus = Corpus(sources, [source.scan() for source in sources])
+    corpus = Corpus(find_sources(_inputs(args), corpus_columns(model, arguments), args.split))
     done = 0
     for kept, predictions in predict_range(model, corpus, range(len(corpus)), arguments, args.num_threads):
         yield kept, predictions
         done += len(predictions)
-        report("predict", done, len(corpus))
+        progress("predict", done, len(corpus))
 
 
 def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str) -> None:
-    """Writes to standard output, or what standard input brought to a file."""
+    """Writes predictions to standard output or to one file."""
     if output == "-":
         for kept, predictions in batches:
             for row, pairs in enumerate(predictions):
@@ -170,10 +168,10 @@ def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str) -> 
 
 @contextmanager
 def _progress_bar(disable: bool) -> Iterator[Progress]:
-    """A function that shows how far each stage is."""
+    """Yields a callback that shows one bar per stage."""
     bars: dict[str, tqdm] = {}
 
-    def report(stage: str, done: int, total: int) -> None:
+    def show(stage: str, done: int, total: int) -> None:
         if stage not in bars:
             for earlier in bars.values():
                 earlier.close()
@@ -182,7 +180,7 @@ def _progress_bar(disable: bool) -> Iterator[Progress]:
         bars[stage].update(done - bars[stage].n)
 
     try:
-        yield report
+        yield show
     finally:
         for bar in bars.values():
             bar.close()
@@ -191,6 +189,6 @@ def _progress_bar(disable: bool) -> Iterator[Progress]:
 def _summary(job: PredictionJob, output: str) -> str:
     documents = f"{job.documents:,} documents in {job.parts:,} parts"
     if job.found == job.parts:
-        return f"`{output}` was complete already: {documents}."
+        return f"`{output}` is complete already: {documents}."
     earlier = f", {job.found:,} of them finished by an earlier run" if job.found else ""
     return f"{documents}{earlier}; written to {output}."

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ..data import load_label_texts
+from ..parallel.runtime import Runtime
 from ..training.arguments import XMCTrainingArguments
 from ..training.record import public_name
 from ..training.trainer import XMCTrainer
@@ -55,7 +56,9 @@ def run(argv: Sequence[str]) -> None:
             "split": data.eval_split,
             "training_seconds": trained.metrics.get("train_runtime"),
         }
-        measure(trainer.model, eval_dataset, path, facts, trainer.work, ks=args.eval_ks, num_threads=args.num_threads)
+        runtime = Runtime(args.num_threads, cache=trainer.work)
+        options = {"ks": args.eval_ks, "batch_size": args.per_device_eval_batch_size}
+        measure(trainer.model, eval_dataset, path, facts, runtime, **options)
         trainer.create_model_card()
     if args.push_to_hub:
         done = trainer.push_to_hub()

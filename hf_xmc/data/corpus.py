@@ -1,4 +1,4 @@
-"""Documents of many files as one stream that can be read from any document on. No file is held in memory."""
+"""The documents of many files as one corpus, memory-mapped from the Arrow cache of `datasets`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,39 @@ import glob
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, List, Value
 
 from .columns import is_text, missing_column, prepare_dataset
 from .readers import extension_of, folder_splits, load_xmc_dataset, split_name
-from .streams import open_bytes
+from .streams import cached_dataset, open_bytes, text_lines
 from .xmc_text import has_xmc_header
 
-# Column → one value for each document.
 Batch = dict[str, list[Any]]
+"""Column → one value for each document."""
 
-VECTOR_COLUMNS = ("feature_ids", "feature_values")
-# Documents between two places of a file that are remembered.
-_STRIDE = 4096
-_ROWS_AT_ONCE = 1024
-_READABLE = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".svm")
-_INT64 = range(-(2**63), 2**63)
+VECTOR_COLUMNS = {"feature_ids": List(Value("int64")), "feature_values": List(Value("float64"))}
+_ROWS_PER_TABLE = 1000
+_EXTENSIONS = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".svm")
+_JSON_TYPES = {"int": "int64", "float": "float64", "str": "string", "bool": "bool"}
 
 
 @dataclass(frozen=True)
-class WantedColumns:
+class CorpusColumns:
     """
-    The columns that are read of each document.
+    The columns to read from each document.
 
     Args:
-        text (`str`, *optional*, defaults to `"text"`): Column of the texts; `None` where texts are not needed.
-        vectors (`bool`, *optional*, defaults to `False`): Whether `feature_ids` and `feature_values` are needed.
-        keep (`tuple[str, ...]`, *optional*): Columns that are handed through.
+        text (`str`, *optional*, defaults to `"text"`): Column of the texts; `None` if texts are not needed.
+        vectors (`bool`, *optional*, defaults to `False`): Whether to read `feature_ids` and `feature_values`.
+        keep (`tuple[str, ...]`, *optional*): Columns to copy to the output.
     """
 
     text: str | None = "text"
@@ -48,340 +47,156 @@ class WantedColumns:
     keep: tuple[str, ...] = ()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All of them, each once."""
+    def names(self) -> list[str]:
+        """All columns, without duplicates."""
         text = () if self.text is None else (self.text,)
-        return tuple(dict.fromkeys((*text, *(VECTOR_COLUMNS if self.vectors else ()), *self.keep)))
+        return list(dict.fromkeys((*text, *(VECTOR_COLUMNS if self.vectors else ()), *self.keep)))
+
+    @property
+    def json_names(self) -> list[str]:
+        """Columns that are cached as JSON strings when they come from JSON lines, because their type is not known."""
+        return [name for name in self.keep if name != self.text and not (self.vectors and name in VECTOR_COLUMNS)]
 
 
-class DocumentSource:
+class Source:
     """
-    The documents of one file or dataset, in their order.
+    One file or dataset of a corpus.
 
     Args:
-        name (`str`): What errors call it.
-        columns ([`WantedColumns`]): What is read.
+        name (`str`): Name for error messages; the path of a file.
+        columns ([`CorpusColumns`]): The columns to read.
+        load (`Callable[[], datasets.Dataset]`): Loads the documents.
+        kind (`str`, *optional*): Extension of a file that is read here; `""` for the columns of [`prepare_dataset`].
     """
 
-    def __init__(self, name: str, columns: WantedColumns) -> None:
-        self.name = name
-        self.columns = columns
-        self.places: list[list[int]] = []
-        self._stream: Iterator[Any] = iter(())
-        self._row: int | None = None  # of the document that the stream yields next
+    def __init__(self, name: str, columns: CorpusColumns, load: Callable[[], Dataset], kind: str = "") -> None:
+        self.name, self.columns = name, columns
+        self._load, self._kind = load, kind
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The documents. The first access converts a file, which may take long."""
+        dataset = self._load()
+        for name in self.columns.names:
+            if self._column(name) not in dataset.column_names:
+                raise ValueError(f"`{self.name}`: {missing_column(self._column(name), dataset.column_names)}")
+        return dataset.with_format("arrow")
 
     def identity(self) -> dict[str, Any]:
-        """What differs as soon as the documents do."""
+        """Values that change when the documents change."""
+        if not os.path.isfile(self.name):
+            return {"path": self.name, "fingerprint": self.dataset._fingerprint}
         state = os.stat(self.name)
         return {"path": os.path.abspath(self.name), "size": state.st_size, "modified_ns": state.st_mtime_ns}
 
-    def scan(self) -> dict[str, Any]:
-        """
-        Looks through all documents and raises where one cannot be read.
+    def read(self, start: int, stop: int) -> Batch:
+        """Documents `start` to `stop`."""
+        table = self.dataset[start:stop]
+        batch = {name: table.column(self._column(name)).to_pylist() for name in self.columns.names}
+        for name in self._json_columns:
+            batch[name] = [None if value is None else json.loads(value) for value in batch[name]]
+        return batch
 
-        Returns:
-            `dict`: `documents`, their number; `places`, from where they can be read; and `types`, features of the
-            columns to keep (`None` where there are values of several types).
-        """
-        raise NotImplementedError
+    def kept_types(self) -> dict[str, Any]:
+        """Features of the columns to keep; `None` for JSON values that do not have one simple type."""
+        types = {name: self.dataset.features[self._column(name)] for name in self.columns.keep}
+        return types | {name: self._json_type(name) for name in self._json_columns}
 
-    def read(self, row: int, count: int) -> Batch:
-        """Documents from `row` on, fewer than `count` only at the end. Reading on where it ended is cheapest."""
-        if self._row is None or row < self._row or self._nearest_place(row) > self._row:
-            self._row = self._nearest_place(row)
-            self._stream = self._open(self._row)
-        items = list(itertools.islice(self._stream, row - self._row, row - self._row + count))
-        self._row = row + len(items)
-        return self._batch(items)
+    @property
+    def _json_columns(self) -> list[str]:
+        return self.columns.json_names if self._kind == ".jsonl" else []
 
-    def _nearest_place(self, row: int) -> int:
-        """Last row, up to the given one, from which `_open` can read without looking at those before."""
-        raise NotImplementedError
+    def _column(self, name: str) -> str:
+        """The dataset's name of a column: [`prepare_dataset`] renames the column of the texts."""
+        return "text" if name == self.columns.text and not self._kind else name
 
-    def _open(self, row: int) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def _batch(self, items: list[Any]) -> Batch:
-        return {name: [item[name] for item in items] for name in self.columns.names}
-
-
-class LineFile(DocumentSource):
-    """A file, plain or gzipped, with a document in each line."""
-
-    def __init__(self, path: Path, columns: WantedColumns) -> None:
-        super().__init__(str(path), columns)
-        self._zipped = path.suffix == ".gz"
-
-    def scan(self) -> dict[str, Any]:
-        count, places = 0, []
-        for number, offset, line in self._lines(0, 1):
-            if count % _STRIDE == 0:
-                places.append([offset, number])
-            self._check(number, self._parse(number, line))
-            count += 1
-        return {"documents": count, "places": places, "types": self._types()}
-
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        """The document in a line; an error names the line."""
-        raise NotImplementedError
-
-    def _is_document(self, line: bytes) -> bool:
-        return True
-
-    def _check(self, number: int, document: dict[str, Any]) -> None:
-        """Raises where the document lacks something, and notes what `_types` says of all of them."""
-
-    def _types(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _lines(self, offset: int, number: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yields (line number, place in the file, line) of each document from a place on."""
-        with open_bytes(self.name) as file:
-            file.seek(offset)
-            for line in file:
-                if self._is_document(line):
-                    yield number, offset, line
-                offset += len(line)
-                number += 1
-
-    def _nearest_place(self, row: int) -> int:
-        # An archive is unpacked from its beginning in any case.
-        return 0 if self._zipped else row // _STRIDE * _STRIDE
-
-    def _open(self, row: int) -> Iterator[tuple[int, int, bytes]]:
-        return self._lines(*self.places[row // _STRIDE])
-
-    def _batch(self, items: list[tuple[int, int, bytes]]) -> Batch:
-        documents = [self._parse(number, line) for number, _, line in items]
-        return {name: [document.get(name) for document in documents] for name in self.columns.names}
+    def _json_type(self, name: str) -> Value | None:
+        kinds: set[str] = set()
+        for table in self.dataset.select_columns([name]).iter(_ROWS_PER_TABLE):
+            values = [json.loads(value) for value in table.column(name).to_pylist() if value is not None]
+            kinds |= {type(value).__name__ for value in values}
+            if any(type(value) is int and not -(2**63) <= value < 2**63 for value in values):
+                kinds.add("large int")
+        if kinds == {"int", "float"}:
+            return Value("float64")
+        if not kinds:
+            return Value("null")
+        return Value(_JSON_TYPES[min(kinds)]) if len(kinds) == 1 and kinds <= _JSON_TYPES.keys() else None
 
 
-class TextLines(LineFile):
-    """A text file: each line is a document, an empty one too."""
-
-    def __init__(self, path: Path, columns: WantedColumns) -> None:
-        super().__init__(path, columns)
-        if columns.vectors:
-            raise ValueError(f"`{path}` holds texts, but the model was trained on vectors and cannot read them.")
-        for name in columns.keep:
-            if name != columns.text:
-                raise ValueError(f"`{path}` has no column `{name}`: a line of it is the text of a document.")
-
-    def _types(self) -> dict[str, Any]:
-        return {name: Value("string") for name in self.columns.keep}
-
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            text = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"`{self.name}`, line {number}, is not UTF-8 ({error.reason} at byte {error.start}). Convert the file."
-            ) from error
-        return dict.fromkeys(self.columns.names, text)
-
-
-class JsonLines(LineFile):
-    """A file with a JSON object in each line; blank lines are no documents."""
-
-    def __init__(self, path: Path, columns: WantedColumns) -> None:
-        super().__init__(path, columns)
-        # Column → kinds of its values, of the columns to keep.
-        self._kinds: dict[str, set[str]] = {}
-
-    def _is_document(self, line: bytes) -> bool:
-        return not line.isspace()
-
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(line)
-            if b"\\ud" in line or b"\\uD" in line:
-                # An escape may stand for half a character, which cannot be written.
-                json.dumps(document, ensure_ascii=False).encode("utf-8")
-        except ValueError as error:
-            raise ValueError(
-                f"`{self.name}`, line {number}, is not valid JSON ({error}). Correct or remove the line."
-            ) from error
-        if not isinstance(document, dict):
-            example = self.columns.text or VECTOR_COLUMNS[0]
-            raise ValueError(
-                f'`{self.name}`, line {number}, is no JSON object: write a document as {{"{example}": ...}}.'
-            )
-        return document
-
-    def _check(self, number: int, document: dict[str, Any]) -> None:
-        for name, value in document.items():
-            kinds = self._kinds.setdefault(name, set())
-            if name in self.columns.keep:
-                kinds.add(_kind(value))
-        text = None if self.columns.text is None else document.get(self.columns.text)
-        if text is not None and not isinstance(text, str):
-            raise ValueError(
-                f"`{self.name}`, line {number}: `{self.columns.text}` is of the type {type(text).__name__}, but must "
-                "be a string (or null, for no text)."
-            )
-
-    def _types(self) -> dict[str, Any]:
-        for name in self.columns.names:
-            if self._kinds and name not in self._kinds:
-                raise ValueError(f"`{self.name}`: {missing_column(name, list(self._kinds))}")
-        return {name: _common_type(self._kinds.get(name, set())) for name in self.columns.keep}
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value not in _INT64:
-        return "large number"
-    return type(value).__name__
-
-
-def _common_type(kinds: set[str]) -> Value | None:
-    """Type of a column of JSON values: `None` where these are of several types, or lists and objects."""
-    kinds = kinds - {"NoneType"}
-    if kinds == {"int", "float"}:
-        return Value("float64")
-    names = {"int": "int64", "float": "float64", "str": "string", "bool": "bool"}
-    if not kinds:
-        return Value("null")
-    return Value(names[min(kinds)]) if len(kinds) == 1 and kinds <= names.keys() else None
-
-
-class ParquetDocuments(DocumentSource):
-    """A parquet file: a few rows of it at a time."""
-
-    def __init__(self, path: Path, columns: WantedColumns) -> None:
-        super().__init__(str(path), columns)
-
-    def scan(self) -> dict[str, Any]:
-        with self._file() as file:
-            schema, metadata = file.schema_arrow, file.metadata
-            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        for name in self.columns.names:
-            if name not in schema.names:
-                raise ValueError(f"`{self.name}`: {missing_column(name, schema.names)}")
-        if self.columns.text is not None:
-            kind = schema.field(self.columns.text).type
-            if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind) and not pa.types.is_null(kind):
-                raise ValueError(f"`{self.name}`: column `{self.columns.text}` is of type {kind}, not of strings.")
-        kept = Features.from_arrow_schema(schema)
-        starts = itertools.accumulate(sizes, initial=0)
-        return {
-            "documents": sum(sizes),
-            "places": [[start, group] for group, start in enumerate(starts)][: len(sizes)],
-            "types": {name: kept[name] for name in self.columns.keep},
-        }
-
-    def _file(self) -> pq.ParquetFile:
-        try:
-            # Buffered: a group of rows, which may be the whole file, is not read at once.
-            return pq.ParquetFile(self.name, buffer_size=1 << 20)
-        except pa.ArrowInvalid as error:
-            raise ValueError(
-                f"`{self.name}` cannot be read as parquet ({error}). The file is damaged, or of another format than "
-                "its name says."
-            ) from error
-
-    def _nearest_place(self, row: int) -> int:
-        return self.places[self._group(row)][0] if self.places else 0
-
-    def _group(self, row: int) -> int:
-        return bisect.bisect_right(self.places, [row, len(self.places)]) - 1
-
-    def _open(self, row: int) -> Iterator[dict[str, Any]]:
-        groups = list(range(self._group(row), len(self.places)))
-        with self._file() as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, groups, list(self.columns.names)) if groups else ():
-                yield from batch.to_pylist()
-
-
-class DatasetDocuments(DocumentSource):
+class Corpus:
     """
-    A memory-mapped `datasets.Dataset` in the columns of [`prepare_dataset`].
+    Several sources as one sequence of documents.
 
     Args:
-        name (`str`): What errors call it.
-        columns ([`WantedColumns`]): What is read.
-        dataset (`datasets.Dataset`): The documents, as [`load_xmc_dataset`] loads them.
+        sources (`Sequence[Source]`): See [`find_sources`].
     """
 
-    def __init__(self, name: str, columns: WantedColumns, dataset: Dataset) -> None:
-        super().__init__(name, columns)
-        for column in VECTOR_COLUMNS if columns.vectors else ():
-            if column not in dataset.column_names:
-                raise ValueError(
-                    f"The model was trained on vectors. `{name}`: {missing_column(column, dataset.column_names)}"
-                )
-        # The column of texts has been renamed.
-        self._source = {column: "text" if column == columns.text else column for column in columns.names}
-        if columns.text is not None and "text" not in dataset.column_names:
-            raise ValueError(f"The model reads texts. `{name}`: {missing_column('text', dataset.column_names)}")
-        self._dataset = dataset
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self._starts = list(itertools.accumulate((len(source.dataset) for source in sources), initial=0))
 
-    def identity(self) -> dict[str, Any]:
-        return {"path": self.name, "fingerprint": self._dataset._fingerprint}
+    def __len__(self) -> int:
+        return self._starts[-1]
 
-    def scan(self) -> dict[str, Any]:
-        types = {name: self._dataset.features[self._source[name]] for name in self.columns.keep}
-        return {"documents": len(self._dataset), "places": [], "types": types}
+    def location(self, document: int) -> str:
+        """Describes where a document comes from."""
+        index = bisect.bisect_right(self._starts, document) - 1
+        return f"`{self.sources[index].name}`, document {document - self._starts[index] + 1}"
 
-    def _nearest_place(self, row: int) -> int:
-        return row
-
-    def _open(self, row: int) -> Iterator[dict[str, Any]]:
-        dataset = self._dataset.select(range(row, len(self._dataset))).with_format("arrow")
-        for table in dataset.iter(_ROWS_AT_ONCE):
-            yield from table.to_pylist()
-
-    def _batch(self, items: list[dict[str, Any]]) -> Batch:
-        return {name: [item[source] for item in items] for name, source in self._source.items()}
+    def read(self, start: int, stop: int) -> Batch:
+        """Documents `start` to `stop`, which may come from several sources."""
+        batch: Batch = {}
+        first = bisect.bisect_right(self._starts, start) - 1
+        last = bisect.bisect_left(self._starts, stop)
+        for source, offset in zip(self.sources[first:last], self._starts[first:last], strict=True):
+            for name, values in source.read(max(start - offset, 0), stop - offset).items():
+                batch.setdefault(name, []).extend(values)
+        return batch
 
 
 def find_sources(
-    inputs: Sequence[str | os.PathLike | Dataset], columns: WantedColumns, split: str | None = None
-) -> list[DocumentSource]:
+    inputs: Sequence[str | os.PathLike | Dataset], columns: CorpusColumns, split: str | None = None
+) -> list[Source]:
     """
-    The sources of documents that are meant, in the order in which they are given.
-
-    Parquet, JSON lines and lines of text are read from their files. Anything else goes through the cache of
-    `datasets`.
+    The sources of a corpus, in order. Nothing is read yet.
 
     Args:
         inputs (`Sequence`):
-            Files, patterns such as `part-*.jsonl`, folders (a dataset with splits, or files by name), ids of data
-            sets on the Hub, or loaded `datasets.Dataset`s.
-        columns ([`WantedColumns`]):
-            What is read.
+            Files, patterns such as `part-*.jsonl`, folders (a dataset with splits, or files in the order of their
+            names), ids of datasets on the Hub, or loaded `datasets.Dataset`s.
+        columns ([`CorpusColumns`]):
+            The columns to read.
         split (`str`, *optional*):
-            Split of folders and datasets, where they have several.
+            Split of folders and datasets that have several.
     """
-    sources: list[DocumentSource] = []
-    for number, given in enumerate(inputs, 1):
-        if isinstance(given, Dataset):
-            dataset = prepare_dataset(given, **_preparation(columns))
-            sources.append(DatasetDocuments(f"dataset {number}", columns, dataset))
+    sources: list[Source] = []
+    for number, item in enumerate(inputs, 1):
+        if isinstance(item, Dataset):
+            sources.append(Source(f"dataset {number}", columns, lambda item=item: _prepare(item, columns)))  # type: ignore[misc]
             continue
-        files = _files(os.fspath(given), split)
-        if files is None:
-            sources.append(_through_cache(os.fspath(given), columns, split))
-        else:
-            sources += [_file_source(path, columns, split) for path in files]
+        files = _find_files(os.fspath(item), split)
+        paths = [Path(item)] if files is None else files
+        sources += [_path_source(path, columns, split) for path in paths]
     names = [source.name for source in sources]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise ValueError(f"`{twice}` is among the inputs more than once. Give each file once.")
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"`{repeated}` is among the inputs more than once. Give each file once.")
     return sources
 
 
-def _files(given: str, split: str | None) -> list[Path] | None:
-    """The files that are meant; `None` where it is a dataset for [`load_xmc_dataset`]."""
-    location = Path(given).expanduser()
+def _find_files(path: str, split: str | None) -> list[Path] | None:
+    """The files of a path or pattern; `None` for a dataset that [`load_xmc_dataset`] loads as a whole."""
+    location = Path(path).expanduser()
     if location.is_file():
         return [location]
     if location.is_dir():
         return _folder_files(location, split_name(split))
-    if glob.has_magic(given):
-        found = sorted(Path(path) for path in glob.glob(str(location), recursive=True) if os.path.isfile(path))
-        if not found:
-            raise FileNotFoundError(f"No file fits the pattern `{given}`.")
-        return found
+    if glob.has_magic(path):
+        files = sorted(Path(name) for name in glob.glob(str(location), recursive=True) if os.path.isfile(name))
+        if not files:
+            raise FileNotFoundError(f"No file matches the pattern `{path}`.")
+        return files
     return None
 
 
@@ -389,11 +204,8 @@ def _folder_files(folder: Path, split: str | None) -> list[Path] | None:
     try:
         splits = folder_splits(folder)
     except FileNotFoundError:
-        files = sorted(
-            path
-            for path in folder.iterdir()
-            if path.is_file() and extension_of(path) in _READABLE and not path.name.startswith(".")
-        )
+        names = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        files = [path for path in names if extension_of(path) in _EXTENSIONS]
         if files and split is None:
             return files
         raise
@@ -403,93 +215,133 @@ def _folder_files(folder: Path, split: str | None) -> list[Path] | None:
     return files if kind == "files" else None
 
 
-def _file_source(path: Path, columns: WantedColumns, split: str | None) -> DocumentSource:
-    extension = extension_of(path)
-    plain = path.suffix.lower() == extension
-    if extension == ".parquet" and plain:
-        return ParquetDocuments(path, columns)
-    if plain or path.suffix == ".gz":
-        if extension == ".jsonl":
-            return JsonLines(path, columns)
-        if extension == ".txt" and not has_xmc_header(path):
-            return TextLines(path, columns)
-    return _through_cache(str(path), columns, split)
+def _path_source(path: Path, columns: CorpusColumns, split: str | None) -> Source:
+    """A source for a file, or for a path or Hub id that [`load_xmc_dataset`] loads."""
+    kind = extension_of(path)
+    is_plain = path.suffix.lower() == kind
+    if path.is_file():
+        if kind == ".parquet" and is_plain:
+            return Source(str(path), columns, lambda: _read_parquet(path, columns), kind)
+        if is_plain or path.suffix == ".gz":
+            if kind == ".jsonl":
+                return Source(str(path), columns, lambda: _read_json(path, columns), kind)
+            if kind == ".txt" and not has_xmc_header(path):
+                return Source(str(path), columns, lambda: _read_lines(path, columns), kind)
 
-
-def _through_cache(path: str, columns: WantedColumns, split: str | None) -> DocumentSource:
-    loaded = load_xmc_dataset(path, split, **_preparation(columns))
-    if not isinstance(loaded, Dataset):
+    def load() -> Dataset:
+        loaded = load_xmc_dataset(path, split, **_preparation(columns))
+        if isinstance(loaded, Dataset):
+            return loaded
         if len(loaded) > 1:
             raise ValueError(f"`{path}` has the splits {', '.join(loaded)}. Choose one with `split` (`--split`).")
-        (loaded,) = loaded.values()
-    return DatasetDocuments(path, columns, loaded)
+        return next(iter(loaded.values()))
+
+    return Source(str(path), columns, load)
 
 
-def _preparation(columns: WantedColumns) -> dict[str, Any]:
-    renamed = columns.text is not None and columns.text != "text"
+def _prepare(dataset: Dataset, columns: CorpusColumns) -> Dataset:
+    return prepare_dataset(dataset, **_preparation(columns))
+
+
+def _preparation(columns: CorpusColumns) -> dict[str, Any]:
+    is_renamed = columns.text is not None and columns.text != "text"
     return {
-        "column_mapping": {columns.text: "text"} if renamed else None,
+        "column_mapping": {columns.text: "text"} if is_renamed else None,
         "require_labels": False,
         "keep_columns": [name for name in columns.keep if name != columns.text],
     }
 
 
-class Corpus:
-    """
-    Several sources as one: documents are numbered through.
-
-    Args:
-        sources (`Sequence[DocumentSource]`): As [`find_sources`] finds them.
-        scans (`Sequence[dict]`): What their `scan` said.
-    """
-
-    def __init__(self, sources: Sequence[DocumentSource], scans: Sequence[dict[str, Any]]) -> None:
-        self.sources = list(sources)
-        for source, scan in zip(sources, scans, strict=True):
-            source.places = scan["places"]
-        self._starts = list(itertools.accumulate((scan["documents"] for scan in scans), initial=0))
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def place(self, document: int) -> str:
-        """Where a document is, for a message."""
-        number = bisect.bisect_right(self._starts, document) - 1
-        return f"`{self.sources[number].name}`, document {document - self._starts[number] + 1}"
-
-    def read(self, start: int, stop: int) -> Batch:
-        """The documents of a range; a file with fewer than it had when it was scanned is an error."""
-        batch: Batch = {}
-        for number in range(bisect.bisect_right(self._starts, start) - 1, len(self.sources)):
-            first, end = max(start, self._starts[number]), min(stop, self._starts[number + 1])
-            if first >= stop:
-                break
-            if first >= end:
-                continue
-            found = self.sources[number].read(first - self._starts[number], end - first)
-            if len(next(iter(found.values()))) != end - first:
-                raise ValueError(f"`{self.sources[number].name}` has become shorter while it was read.")
-            for name, values in found.items():
-                batch.setdefault(name, []).extend(values)
-        return batch
+# ---- Readers of files: each yields tables for the Arrow cache ----
 
 
-def common_types(sources: Sequence[DocumentSource], scans: Sequence[dict[str, Any]]) -> Features:
-    """The types of the columns to keep, where all sources agree on them; an error names two that do not."""
-    found: dict[str, tuple[Any, str]] = {}
-    for source, scan in zip(sources, scans, strict=True):
-        for name, kind in scan["types"].items():
-            if kind is None:
+def _read_lines(path: Path, columns: CorpusColumns) -> Dataset:
+    """Lines of text: each is a document, even an empty one."""
+    for name in columns.names:
+        if name != columns.text:
+            raise ValueError(f"`{path}` has no column `{name}`: each line is the text of a document.")
+    options = {"path": str(path), "name": columns.text}
+    return cached_dataset(_line_tables, options, Features({columns.text: Value("string")}), files=[path])
+
+
+def _line_tables(path: str, name: str) -> Iterator[pa.Table]:
+    lines = text_lines(path)
+    while batch := list(itertools.islice(lines, _ROWS_PER_TABLE)):
+        yield pa.table({name: pa.array(batch, pa.string())})
+
+
+def _read_parquet(path: Path, columns: CorpusColumns) -> Dataset:
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"`{path}` cannot be read as parquet ({error}). The file is damaged.") from error
+    types = {field.name: field.type for field in schema}
+    types = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in types.items()}
+    for name in columns.names:
+        if name not in types:
+            raise ValueError(f"`{path}`: {missing_column(name, list(types))}")
+        if name == columns.text and not (is_text(types[name]) or pa.types.is_null(types[name])):
+            raise ValueError(f"`{path}`: column `{name}` is of type {types[name]}, not of strings.")
+    features = Features.from_arrow_schema(pa.schema({name: types[name] for name in columns.names}))
+    options = {"path": str(path), "names": columns.names}
+    return cached_dataset(_parquet_tables, options, features, files=[path])
+
+
+def _parquet_tables(path: str, names: list[str]) -> Iterator[pa.Table]:
+    # Buffered, because a row group may be the whole file.
+    with pq.ParquetFile(path, buffer_size=1 << 20) as file:
+        for batch in file.iter_batches(_ROWS_PER_TABLE, columns=names):
+            arrays = [batch.column(name) for name in names]
+            arrays = [a.dictionary_decode() if pa.types.is_dictionary(a.type) else a for a in arrays]
+            yield pa.table(arrays, names)
+
+
+def _read_json(path: Path, columns: CorpusColumns) -> Dataset:
+    """JSON lines. The loader of `datasets` would turn numbers into texts and, at a bad line, read the whole file."""
+    features = Features({name: Value("string") for name in columns.names})
+    if columns.vectors:
+        features.update(VECTOR_COLUMNS)
+    options = {"path": str(path), "schema": features.arrow_schema, "json_names": columns.json_names}
+    return cached_dataset(_json_tables, options, features, files=[path])
+
+
+def _json_tables(path: str, schema: pa.Schema, json_names: list[str]) -> Iterator[pa.Table]:
+    keys: dict[str, None] = {}
+    with open_bytes(path) as file:
+        lines = ((number, line) for number, line in enumerate(file, 1) if not line.isspace())
+        while batch := list(itertools.islice(lines, _ROWS_PER_TABLE)):
+            documents = {number: _parse_document(path, number, line) for number, line in batch}
+            for document in documents.values():
+                keys.update(dict.fromkeys(document))
+                for name in json_names:
+                    value = document.get(name)
+                    document[name] = None if value is None else json.dumps(value, ensure_ascii=False)
+            yield pa.table([_json_array(path, field, documents) for field in schema], schema=schema)
+    for name in schema.names if keys else ():
+        if name not in keys:
+            raise ValueError(f"`{path}`: {missing_column(name, list(keys))}")
+
+
+def _parse_document(path: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"`{path}`, line {number}, is not valid JSON ({error}). Correct or remove it.") from error
+    if not isinstance(document, dict):
+        raise ValueError(f'`{path}`, line {number}, is not a JSON object. Write a document as {{"text": ...}}.')
+    return document
+
+
+def _json_array(path: str, field: pa.Field, documents: dict[int, dict[str, Any]]) -> pa.Array:
+    """The values of one column. The line of a bad value is searched only after an error."""
+    try:
+        return pa.array([document.get(field.name) for document in documents.values()], field.type)
+    except (TypeError, ValueError, OverflowError):
+        for number, document in documents.items():
+            try:
+                pa.array([document.get(field.name)], field.type)
+            except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(
-                    f"Column `{name}` of `{source.name}` holds values of several types, lists or objects, which do "
-                    "not fit into a parquet column. Write JSON lines, or leave it out."
-                )
-            known, where = found.get(name, (Value("null"), ""))
-            if Value("null") in (known, kind):
-                found[name] = (known, where) if kind == Value("null") else (kind, source.name)
-            elif known != kind:
-                raise ValueError(
-                    f"Column `{name}` is {known} in `{where}` but {kind} in `{source.name}`. Write JSON lines, or "
-                    "convert one of them."
-                )
-    return Features({name: kind for name, (kind, _) in found.items()})
+                    f"`{path}`, line {number}: `{field.name}` must be of type {field.type}, or null ({error})."
+                ) from error
+        raise

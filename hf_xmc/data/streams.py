@@ -90,7 +90,7 @@ def cached_dataset(
     features: datasets.Features,
     *,
     files: list[Path],
-    split: str,
+    split: str = "train",
     cache_dir: str | None = None,
 ) -> datasets.Dataset:
     """
@@ -126,7 +126,16 @@ def cached_dataset(
     try:
         builder.download_and_prepare()
     except DatasetGenerationError as error:
-        raise plain_error(error) from error
+        cause = plain_error(error)
+        if isinstance(cause, OSError) and cause.errno is not None:
+            raise OSError(
+                cause.errno,
+                f"`{files[0]}` cannot be written to the cache `{builder.cache_dir}` ({cause.strerror}). Set "
+                "`HF_DATASETS_CACHE` to another disk",
+            ) from error
+        raise cause from error
+    if not builder.info.splits[split].num_examples:  # `datasets` does not load a split without documents
+        return datasets.Dataset(features.arrow_schema.empty_table(), datasets.DatasetInfo(features=features))
     return builder.as_dataset(split=split)
 
 

@@ -1,4 +1,4 @@
-"""Predicting large corpora: many files, several processes, and an interrupted job that is taken up again."""
+"""Prediction of large corpora: many files, several processes, and exact resumption of an interrupted job."""
 
 from __future__ import annotations
 
@@ -7,63 +7,50 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
-from datasets import Dataset, Features
+from datasets import Dataset, Features, Value
+from transformers.utils import CONFIG_NAME
 
-from ..data.corpus import VECTOR_COLUMNS, Batch, Corpus, DocumentSource, WantedColumns, common_types, find_sources
-from ..ensemble_xmc import XMCEnsemble
-from ..modeling_utils import PredictMixin, XMCOutput
-from ..remote_code import member_folders
-from ..serialization import ENSEMBLE_FILE, RECORD_FILE, RESULTS_SUFFIX, TRAINING_ARGS_FILE
+from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
+from ..modeling_utils import PredictMixin, model_files
+from ..parallel.process_group import ProcessGroup
+from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import PieceFolder, share_pieces
 from ..utils import Progress, available_cores, count_threads
 from ..version import __version__
-from .predict import predict_batches, reads_text
-from .writers import (
-    FORMATS,
-    PREDICTED,
-    PartsFolder,
-    Predictions,
-    join_files,
-    parquet_schema,
-    prediction_writer,
-)
+from .predict import BATCH_SIZE, chunk_size, members_of, predict_chunk, reads_text
+from .writers import FORMATS, PREDICTED, Predictions, join_files, parquet_schema, prediction_writer
 
-# Processes wait for the slowest at the end, and a launcher ends them if one has died.
-_TIMEOUT = timedelta(days=7)
-_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
-_RECORDS = (RECORD_FILE, TRAINING_ARGS_FILE, ENSEMBLE_FILE)
+# Names of parts in all formats, finished or not.
+_PART_NAMES = r"\.?part-\d+-of-\d+\.(jsonl|parquet)(\..*)?"
+_TOKENIZER_SUFFIXES = (".txt", ".model")
 
 
 @dataclass(frozen=True)
 class PredictionArguments:
     """
-    What predictions depend on, beside model and documents.
+    What predictions depend on, besides the model and the documents.
 
     Args:
         top_k (`int`, *optional*):
-            Labels per document; that of the model by default.
+            Labels per document. Default: the model's.
         threshold (`float`, *optional*, defaults to 0.0):
-            Labels with a smaller score are left out.
+            Labels with a lower score are left out.
         beam_size (`int`, *optional*):
-            Nodes kept per level; that of the model by default. 0 keeps all.
+            Nodes kept per level; 0 keeps all. Default: the model's.
         predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`; that of the model by default.
+            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
         text_column (`str`, *optional*, defaults to `"text"`):
             Column of the texts.
         keep_columns (`Sequence[str]`, *optional*):
-            Columns of the input that are written beside the predictions, such as an id.
-        batch_size (`int`, *optional*, defaults to 1024):
-            Documents that are worked on together.
+            Columns of the input to write beside the predictions, such as an id.
+        batch_size (`int`, *optional*, defaults to 32):
+            Texts that pass through an encoder together.
         part_size (`int`, *optional*, defaults to 16384):
-            Documents of a part: what each process loses at most when it is killed.
+            Documents per part. A killed process loses at most one part.
     """
 
     top_k: int | None = None
@@ -72,7 +59,7 @@ class PredictionArguments:
     predict_with: str | None = None
     text_column: str = "text"
     keep_columns: Sequence[str] = ()
-    batch_size: int = 1024
+    batch_size: int = BATCH_SIZE
     part_size: int = 16_384
 
     def __post_init__(self) -> None:
@@ -81,36 +68,30 @@ class PredictionArguments:
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, not {value}.")
         if self.beam_size is not None and self.beam_size < 0:
-            raise ValueError(f"`beam_size` must not be negative, but is {self.beam_size}; 0 keeps every node.")
+            raise ValueError(f"`beam_size` must not be negative, but is {self.beam_size}. 0 keeps every node.")
         if not math.isfinite(self.threshold):
             raise ValueError(f"`threshold` must be a number, not {self.threshold}.")
-        taken = next((name for name in self.keep_columns if name in PREDICTED), None)
-        if taken is not None:
-            raise ValueError(f"`keep_columns` names `{taken}`, but so the predictions are called. Rename that column.")
+        reserved = next((name for name in self.keep_columns if name in PREDICTED), None)
+        if reserved is not None:
+            raise ValueError(f"`keep_columns` contains `{reserved}`, a column of the predictions. Rename that column.")
 
 
 @dataclass(frozen=True)
 class PredictionJob:
     """
-    What [`predict_corpus`] has done.
+    Result of [`predict_corpus`].
 
     Args:
         files (`list[Path]`): Files of the predictions, in the order of the documents.
-        documents (`int`): Documents in them.
-        parts (`int`): Parts of the job.
-        found (`int`): Parts that an earlier run had finished.
+        documents (`int`): Number of documents.
+        parts (`int`): Number of parts.
+        found (`int`): Number of parts that an earlier run had finished.
     """
 
     files: list[Path]
     documents: int
     parts: int
     found: int
-
-
-def process_state() -> PartialState:
-    """The processes of `torchrun` or `accelerate launch`; they are started on CPUs as well, where there is no GPU."""
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    return PartialState(cpu=on_cpu or not torch.accelerator.is_available(), timeout=_TIMEOUT)
 
 
 def predict_corpus(
@@ -122,87 +103,82 @@ def predict_corpus(
     split: str | None = None,
     format: str | None = None,
     overwrite: bool = False,
-    num_threads: int | None = None,
-    report: Progress | None = None,
+    runtime: Runtime = Runtime(),
 ) -> PredictionJob:
     """
-    Tags the documents of many files, part by part. Call it again after it was killed and it goes on; the result is the
-    same to the byte. Under `torchrun` or `accelerate launch` the processes share the parts.
+    Predicts the documents of many files, part by part.
+
+    Call it again after an interruption to continue; the result is the same to the byte. Under `torchrun` or
+    `accelerate launch`, processes share the parts.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A model as `from_pretrained` loads it.
+            A model loaded by `from_pretrained`.
         inputs (`Sequence`):
             Files, patterns, folders, Hub ids or datasets, see [`find_sources`].
         output (`str` or `os.PathLike`):
-            A folder, which gets a file for each part; or a file, into which parts are joined at the end (until then
-            they are in a folder beside it, `OUTPUT.parts`). A name without ending is one of a folder.
+            A folder (a name without extension), which gets one file per part; or a file, into which the parts are
+            joined at the end. Until then they are in the folder `OUTPUT.parts`.
         arguments ([`PredictionArguments`], *optional*):
             What the predictions depend on.
         split (`str`, *optional*):
-            Split of folders and datasets, where they have several.
+            Split of folders and datasets that have several.
         format (`str`, *optional*):
-            `"jsonl"` or `"parquet"`; by default what the name of the file says, JSON lines in a folder.
+            `"jsonl"` or `"parquet"`. Default: the extension of the file; JSON lines in a folder.
         overwrite (`bool`, *optional*, defaults to `False`):
-            Whether predictions that are there, of other documents, another model or other arguments, are replaced.
-            A job that was interrupted is continued in either case.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores, shared by the processes of a machine, by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total): documents of this process.
+            Whether to replace predictions of other documents, another model or other arguments. An interrupted job
+            continues in either case.
+        runtime ([`Runtime`], *optional*):
+            Threads (by default all cores, shared by the processes of a machine) and progress callback, which counts
+            the documents of this process.
     """
     arguments = arguments or PredictionArguments()
-    count_threads(num_threads)  # raises before anything is written
-    state = process_state()
-    file, folder = _target(Path(output), format)
-    wanted = wanted_columns(model, arguments)
-    with state.main_process_first():  # it alone converts what has to go through a cache
-        sources = find_sources(inputs, wanted, split)
+    count_threads(runtime.num_threads)  # raises before anything is written
+    processes = ProcessGroup.current()
+    if runtime.num_threads is None and processes.per_node > 1:
+        runtime = replace(runtime, num_threads=max(1, available_cores() // processes.per_node))
+    file, folder, suffix = _resolve_output(Path(output), format)
+    sources = find_sources(inputs, corpus_columns(model, arguments), split)
     with folder.locked():
-        facts = _facts(model, sources, arguments, folder.suffix) if state.is_main_process else {}
-        plan = _from_main(state, lambda: _take_up(folder, file, facts, overwrite))
-        is_new = plan is None
-        if plan is None:
-            scans = _scan(state, sources, report)
-            plan = {"facts": facts, **_cut(sources, scans, arguments.part_size, folder.suffix)}
-        corpus, count = Corpus(sources, plan["files"]), plan["parts"]
-        todo: list[int] = _from_main(state, lambda: _begin(folder, plan, is_new))
-        if not state.is_main_process:
+        facts = _job_facts(model, sources, arguments, suffix) if processes.is_main else {}
+        old_plan = processes.from_main(lambda: _find_plan(folder, file, facts, overwrite))
+        corpus = _load_corpus(sources, processes, runtime.progress)
+        plan = processes.from_main(lambda: _start_job(folder, old_plan, facts, corpus))
+        if not processes.is_main:
             folder.lock(shared=True)
-        own = [
-            (
-                folder.part(part, count),
-                range(part * arguments.part_size, min((part + 1) * arguments.part_size, len(corpus))),
-            )
-            for part in todo[state.process_index :: state.num_processes]
-        ]
-        schema = parquet_schema(Features.from_dict(plan["columns"])) if folder.suffix == ".parquet" else None
-        _write_parts(model, corpus, own, schema, arguments, num_threads, report)
-        _wait(state)
-        if state.is_main_process:
-            _end(folder, count, file, overwrite)
-        _wait(state)
-    return PredictionJob([file] if file else folder.parts(count), len(corpus), count, count - len(todo))
+        write_parts = _part_writer(model, corpus, folder, plan, arguments, runtime)
+        missing = share_pieces(processes, folder, plan["parts"], write_parts)
+        if processes.is_main and file is not None:
+            _join_parts(folder, plan["parts"], file, overwrite)
+        processes.wait()
+    files = [file] if file else folder.pieces(plan["parts"])
+    return PredictionJob(files, len(corpus), plan["parts"], plan["parts"] - missing)
 
 
-def _write_parts(
+def _part_writer(
     model: PredictMixin,
     corpus: Corpus,
-    parts: Sequence[tuple[Path, range]],
-    schema: pa.Schema | None,
+    folder: PieceFolder,
+    plan: dict[str, Any],
     arguments: PredictionArguments,
-    num_threads: int | None,
-    report: Progress | None,
-) -> None:
-    """Writes the predictions of some documents into a file, of others into another."""
-    done, total = 0, sum(len(documents) for _, documents in parts)
-    for path, documents in parts:
-        with prediction_writer(path, schema) as write:
-            for kept, predictions in predict_range(model, corpus, documents, arguments, _threads(num_threads)):
-                write(kept, predictions)
-                done += len(predictions)
-                if report is not None:
-                    report("predict", done, total)
+    runtime: Runtime,
+) -> Callable[[Sequence[int]], None]:
+    """A function that predicts and writes some of the parts."""
+    size, columns = arguments.part_size, plan["columns"]
+    schema = None if columns is None else parquet_schema(Features.from_dict(columns))
+
+    def write_parts(parts: Sequence[int]) -> None:
+        ranges = [range(part * size, min((part + 1) * size, len(corpus))) for part in parts]
+        done, total = 0, sum(map(len, ranges))
+        for part, documents in zip(parts, ranges, strict=True):
+            with prediction_writer(folder.piece(part, plan["parts"]), schema) as write:
+                for kept, predictions in predict_range(model, corpus, documents, arguments, runtime.num_threads):
+                    write(kept, predictions)
+                    done += len(predictions)
+                    if runtime.progress is not None:
+                        runtime.progress("predict", done, total)
+
+    return write_parts
 
 
 def predict_range(
@@ -213,21 +189,22 @@ def predict_range(
     num_threads: int | None = None,
 ) -> Iterator[tuple[Batch, Predictions]]:
     """
-    Yields the columns to keep and the predictions of one batch of documents after another.
+    Yields the columns to keep and the predictions of one chunk of documents after another.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
         corpus ([`Corpus`]): The documents.
-        documents (`range`): Those of them to predict.
+        documents (`range`): Indices of the documents to predict.
         arguments ([`PredictionArguments`]): What the predictions depend on.
         num_threads (`int`, *optional*): Threads to use; all cores by default.
     """
-    for first in documents[:: arguments.batch_size]:
-        batch = corpus.read(first, min(first + arguments.batch_size, documents.stop))
+    size = chunk_size(model, arguments.batch_size)
+    for first in documents[::size]:
+        batch = corpus.read(first, min(first + size, documents.stop))
         try:
             predictions = predict_documents(model, batch, arguments, num_threads)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{corpus.place(first)}, and those worked on together with it: {error}") from error
+            raise type(error)(f"{corpus.location(first)} or one of the following {size}: {error}") from error
         yield {name: batch[name] for name in arguments.keep_columns}, predictions
 
 
@@ -235,218 +212,200 @@ def predict_documents(
     model: PredictMixin, batch: Batch, arguments: PredictionArguments, num_threads: int | None = None
 ) -> Predictions:
     """
-    The (label, score) pairs of a few documents.
+    The (label, score) pairs of one chunk of documents.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
-        batch (`dict[str, list]`): Texts in the column that `arguments` names, or vectors.
+        batch (`dict[str, list]`): Texts in the column `arguments.text_column`, or vectors.
         arguments ([`PredictionArguments`]): What the predictions depend on.
         num_threads (`int`, *optional*): Threads to use; all cores by default.
     """
-    columns = {name: pa.array(batch[name]) for name in VECTOR_COLUMNS if name in batch}
+    documents = dict(batch)
     if arguments.text_column in batch:
-        columns["text"] = pa.array([text or "" for text in batch[arguments.text_column]], pa.string())
-    # With a fingerprint, which would be computed from all of the content.
-    dataset = Dataset(pa.table(columns), fingerprint="batch")
-    found: Predictions = []
-    for scores, indices in predict_batches(
+        documents["text"] = [text or "" for text in batch[arguments.text_column]]
+    output = predict_chunk(
         model,
-        dataset,
+        documents,
         arguments.top_k,
         arguments.beam_size,
+        arguments.predict_with,
         arguments.batch_size,
         num_threads,
-        predict_with=arguments.predict_with,
-    ):
-        output = XMCOutput(scores=torch.from_numpy(scores), indices=torch.from_numpy(indices))
-        for pairs in model.name_labels(output):
-            found.append([pair for pair in pairs if pair[1] >= arguments.threshold])
-    return found
+    )
+    return [[pair for pair in pairs if pair[1] >= arguments.threshold] for pairs in model.name_labels(output)]
 
 
-def wanted_columns(model: PredictMixin, arguments: PredictionArguments) -> WantedColumns:
-    """The columns of the documents that a model reads, and those to keep."""
-    members: list[Any] = model.models if isinstance(model, XMCEnsemble) else [model]
-    kinds = {reads_text(member) for member in members}
+def corpus_columns(model: PredictMixin, arguments: PredictionArguments) -> CorpusColumns:
+    """The columns that a model reads, and those to keep."""
+    kinds = {reads_text(member) for member in members_of(model)}
     text = arguments.text_column if True in kinds else None
-    return WantedColumns(text, False in kinds, tuple(arguments.keep_columns))
+    return CorpusColumns(text, False in kinds, tuple(arguments.keep_columns))
 
 
-def _threads(num_threads: int | None) -> int | None:
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return num_threads or (None if beside == 1 else max(1, available_cores() // beside))
-
-
-def _from_main(state: PartialState, make: Callable[[], Any]) -> Any:
-    """What the main process makes, in all of them."""
-    return broadcast_object_list([make() if state.is_main_process else None])[0]
-
-
-def _wait(state: PartialState) -> None:
-    try:
-        state.wait_for_everyone()
-    except RuntimeError as error:
-        raise OSError(
-            "Another process of the job has ended: its own message says why. Finished parts are kept: give the same "
-            "command again."
-        ) from error
+def _load_corpus(sources: Sequence[Source], processes: ProcessGroup, progress: Progress | None) -> Corpus:
+    """Loads all sources. Processes share the conversion of files; each file is converted once."""
+    own = processes.own(sources)
+    for done, source in enumerate(own, 1):
+        source.dataset  # noqa: B018
+        if progress is not None:
+            progress("load", done, len(own))
+    processes.wait()
+    return Corpus(sources)
 
 
 # ---- The plan ----
 
 
 def check_output_name(output: str | os.PathLike) -> str:
-    """The format of a file of predictions, as its name says it."""
-    named = Path(output).suffix.lower().removeprefix(".")
-    if named not in FORMATS:
+    """The format of an output file by its extension."""
+    extension = Path(output).suffix.lower().removeprefix(".")
+    if extension not in FORMATS:
         raise ValueError(
-            f"`{output}` would hold no {named or 'known format'}: predictions are written as {' or '.join(FORMATS)}. "
-            f"Name it so, e.g. `{Path(output).stem}.{FORMATS[0]}`."
+            f"`{output}` does not name a format. Predictions are written as {' or '.join(FORMATS)}: name the file, "
+            f"e.g., `{Path(output).stem}.{FORMATS[0]}`."
         )
-    return named
+    return extension
 
 
-def _target(output: Path, format: str | None) -> tuple[Path | None, PartsFolder]:
-    """The file to write, if it is one, and the folder of the parts."""
+def _resolve_output(output: Path, format: str | None) -> tuple[Path | None, PieceFolder, str]:
+    """The output file (`None` for a folder), the folder of the parts and their extension."""
     if format is not None and format not in FORMATS:
-        raise ValueError(f"`{format}` is no format: it is one of {', '.join(FORMATS)}.")
+        raise ValueError(f"`format={format!r}` is not one of {', '.join(FORMATS)}.")
+    file: Path | None = None
     if output.is_dir() or not (output.suffix or output.is_file()):
-        return None, PartsFolder(output, f".{format or FORMATS[0]}")
-    named = check_output_name(output)
-    if format not in (None, named):
-        raise ValueError(f"`{output}` is by its name a file of the format {named}, not {format}. Rename it.")
-    return output, PartsFolder(output.with_name(output.name + ".parts"), f".{named}")
+        folder, extension = output, format or FORMATS[0]
+    else:
+        file, folder, extension = output, output.with_name(output.name + ".parts"), check_output_name(output)
+        if format not in (None, extension):
+            raise ValueError(f"`{output}` has the extension of {extension}, not of `format={format!r}`. Rename it.")
+    pattern = f"part-{{index:05d}}-of-{{count:05d}}.{extension}"
+    return file, PieceFolder(folder, pattern, _PART_NAMES), f".{extension}"
 
 
-def _facts(
-    model: PredictMixin, sources: Sequence[DocumentSource], arguments: PredictionArguments, suffix: str
+def _job_facts(
+    model: PredictMixin, sources: Sequence[Source], arguments: PredictionArguments, suffix: str
 ) -> dict[str, Any]:
-    """All that the result depends on, fit for JSON."""
+    """Everything that the result depends on, as JSON."""
+    options = {**asdict(arguments), "keep_columns": list(arguments.keep_columns), "format": suffix[1:]}
     return {
         "hf_xmc": __version__,
         "model": _model_identity(model),
         "inputs": [source.identity() for source in sources],
-        "arguments": {**asdict(arguments), "keep_columns": list(arguments.keep_columns), "format": suffix[1:]},
+        "arguments": {**options, "dtype": str(model.dtype)},  # type: ignore[attr-defined]
     }
 
 
 def _model_identity(model: Any) -> dict[str, Any]:
-    """A model by its settings and by the content of its files or its commit on the Hub."""
-    own = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
-    identity = {"settings": hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=16).hexdigest()}
+    """Digests of a model's settings and files; its commit if it comes from the Hub."""
+    settings = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
+    identity = {"settings": hashlib.blake2b(repr(sorted(settings.items())).encode(), digest_size=16).hexdigest()}
     if not os.path.isdir(model.name_or_path):
         if getattr(model.config, "_commit_hash", None) is None:
             raise ValueError(
-                "The model has no files by which a later run could tell that it is the same. Save it with "
-                "`save_pretrained` and load it from there."
+                "The model has no files, so a later run could not recognise it. Save it with `save_pretrained` and "
+                "load it from there."
             )
         return {**identity, "commit": model.config._commit_hash}
     content = hashlib.blake2b(digest_size=16)
-    folder = Path(model.name_or_path)
-    for place in (folder, *(folder / member for member in member_folders(folder))):
-        for path in sorted(place.iterdir()):
-            record = path.name in _RECORDS or path.name.endswith(RESULTS_SUFFIX)
-            if path.suffix in _MODEL_SUFFIXES and path.is_file() and not record:
-                content.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} ".encode())
+    root = Path(model.name_or_path)
+    for folder in (root, *(root / name for name in getattr(model.config, "members", None) or ())):
+        names = {CONFIG_NAME, *model_files(folder)}
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and (path.name in names or path.suffix in _TOKENIZER_SUFFIXES):
+                content.update(f"{path.relative_to(root).as_posix()} {path.stat().st_size} ".encode())
                 with open(path, "rb") as file:
                     while block := file.read(1 << 22):
                         content.update(block)
     return {**identity, "content": content.hexdigest()}
 
 
-def _take_up(folder: PartsFolder, file: Path | None, facts: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The plan of an earlier run that can be continued; `None` where the job begins."""
+def _find_plan(
+    folder: PieceFolder, file: Path | None, facts: dict[str, Any], overwrite: bool
+) -> dict[str, Any] | None:
+    """Locks the folder and returns the plan of an earlier run to continue; `None` for a new job."""
     way_out = "Choose another output, or give `overwrite` (`--overwrite`)."
     folder.lock()
-    plan = folder.read_plan(damaged_is_none=overwrite)
+    plan = folder.read_plan(ignore_damage=overwrite)
     file_exists = file is not None and file.exists() and not overwrite
     if plan is None:
         if file_exists:
             raise FileExistsError(f"`{file}` exists already. {way_out}")
-        if folder.holds_files() and not overwrite:
+        if folder.has_files() and not overwrite:
             raise FileExistsError(f"`{folder.path}` exists already and is not empty. {way_out}")
         return None
-    different = _differences(plan["facts"], facts)
-    if different and not overwrite:
-        listed = "".join(f"\n  - {difference}" for difference in different)
-        raise ValueError(f"`{folder.path}` belongs to other predictions:{listed}\n{way_out}")
-    complete = not folder.unfinished(plan["parts"])
-    if file_exists and not complete:
+    differences = _differences(plan["facts"], facts)
+    if differences and not overwrite:
+        listed = "".join(f"\n  - {difference}" for difference in differences)
+        raise ValueError(f"`{folder.path}` belongs to another job:{listed}\n{way_out}")
+    is_complete = not folder.missing(plan["parts"])
+    if file_exists and not is_complete:
         raise FileExistsError(f"`{file}` exists already. {way_out}")
-    return None if different or (file is None and complete and overwrite) else plan
+    return None if differences or (file is None and is_complete and overwrite) else plan
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What a user has to know of two jobs that are not the same."""
-    found = []
-    if old["hf_xmc"] != new["hf_xmc"]:
-        found.append(f"the version of hf_xmc was {old['hf_xmc']} and is {new['hf_xmc']}")
-    if old["model"] != new["model"]:
-        found.append("the model is another one, or has changed")
-    for name, value in new["arguments"].items():
-        if old["arguments"].get(name) != value:
-            found.append(f"`{name}` was {old['arguments'].get(name)!r} and is {value!r}")
-    before, now = ({entry["path"]: entry for entry in facts["inputs"]} for facts in (old, new))
-    found += [f"the input `{path}` has changed" for path in now if path in before and before[path] != now[path]]
-    found += [f"the input `{path}` is new" for path in now if path not in before]
-    found += [f"the input `{path}` is missing" for path in before if path not in now]
-    if before == now and list(before) != list(now):
-        found.append("the inputs come in another order")
-    return found
-
-
-def _scan(state: PartialState, sources: Sequence[DocumentSource], report: Progress | None) -> list[dict[str, Any]]:
-    """What there is in each source; the processes share them."""
-    numbers = range(state.process_index, len(sources), state.num_processes)
-    own = []
-    for number in numbers:
-        own.append((number, sources[number].scan()))
-        if report is not None:
-            report("scan", len(own), len(numbers))
-    found = dict(gather_object(own))
-    return [found[number] for number in range(len(sources))]
-
-
-def _cut(
-    sources: Sequence[DocumentSource], scans: Sequence[dict[str, Any]], part_size: int, suffix: str
+def _start_job(
+    folder: PieceFolder, plan: dict[str, Any] | None, facts: dict[str, Any], corpus: Corpus
 ) -> dict[str, Any]:
-    """The documents and parts of a plan, fit for JSON."""
-    documents = sum(scan["documents"] for scan in scans)
-    return {
-        "documents": documents,
-        "parts": max(1, -(-documents // part_size)),
-        "files": [{"documents": scan["documents"], "places": scan["places"]} for scan in scans],
-        "columns": common_types(sources, scans).to_dict() if suffix == ".parquet" else {},
-    }
-
-
-def _begin(folder: PartsFolder, plan: dict[str, Any], is_new: bool) -> list[int]:
-    """Makes the folder ready and says which parts are to be done."""
-    if is_new:
+    """Prepares the folder, for a new job if `plan` is `None`, and lets the other processes in."""
+    if plan is None:
+        arguments = facts["arguments"]
+        columns = _common_types(corpus.sources).to_dict() if arguments["format"] == "parquet" else None
+        plan = {"facts": facts, "parts": max(1, -(-len(corpus) // arguments["part_size"])), "columns": columns}
         folder.clear()
         folder.write_plan(plan)
     folder.remove_temporary()
-    todo = folder.unfinished(plan["parts"])
     folder.lock(shared=True)
-    return todo
+    return plan
 
 
-def _end(folder: PartsFolder, count: int, file: Path | None, overwrite: bool) -> None:
-    """Looks whether all parts are there and joins them, where one file is wanted."""
-    missing = folder.unfinished(count)
-    if missing:
-        raise OSError(
-            f"`{folder.part(missing[0], count)}` is missing: it was removed while the job ran. Give the same command "
-            "again."
-        )
-    if file is None:
-        return
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Describes how two jobs differ."""
+    differences = []
+    if old["hf_xmc"] != new["hf_xmc"]:
+        differences.append(f"the version of hf_xmc was {old['hf_xmc']} and is {new['hf_xmc']}")
+    if old["model"] != new["model"]:
+        differences.append("the model is different")
+    for name, value in new["arguments"].items():
+        if old["arguments"].get(name) != value:
+            differences.append(f"`{name}` was {old['arguments'].get(name)!r} and is {value!r}")
+    before, now = ({entry["path"]: entry for entry in facts["inputs"]} for facts in (old, new))
+    differences += [f"the input `{path}` has changed" for path in now if path in before and before[path] != now[path]]
+    differences += [f"the input `{path}` is new" for path in now if path not in before]
+    differences += [f"the input `{path}` is missing" for path in before if path not in now]
+    if before == now and list(before) != list(now):
+        differences.append("the order of the inputs is different")
+    return differences
+
+
+def _common_types(sources: Sequence[Source]) -> Features:
+    """Types of the columns to keep, on which all sources must agree."""
+    types: dict[str, tuple[Any, str]] = {}
+    for source in sources:
+        for name, kind in source.kept_types().items():
+            if kind is None:
+                raise ValueError(
+                    f"Column `{name}` of `{source.name}` contains values of several types, lists or objects, which do "
+                    "not fit into a parquet column. Write JSON lines, or leave it out."
+                )
+            known, where = types.get(name, (Value("null"), ""))
+            if Value("null") in (known, kind):
+                types[name] = (known, where) if kind == Value("null") else (kind, source.name)
+            elif known != kind:
+                raise ValueError(
+                    f"Column `{name}` is {known} in `{where}` but {kind} in `{source.name}`. Write JSON lines, or "
+                    "convert one of them."
+                )
+    return Features({name: kind for name, (kind, _) in types.items()})
+
+
+def _join_parts(folder: PieceFolder, count: int, file: Path, overwrite: bool) -> None:
+    """Joins all parts into one file and removes their folder."""
     if file.exists() and not overwrite:
-        # It is ours if an earlier run was killed after it had joined the parts.
+        # Only the output of this job may be here: an earlier run was killed after joining the parts.
         joined = folder.path / ".joined"
-        join_files(folder.parts(count), joined)
+        join_files(folder.pieces(count), joined)
         if not filecmp.cmp(joined, file, shallow=False):
-            raise FileExistsError(f"`{file}` exists already. Its new content is in `{folder.path}`; remove one.")
+            raise FileExistsError(f"`{file}` exists already. Its new content is in `{folder.path}`: remove one.")
     else:
-        join_files(folder.parts(count), file)
+        join_files(folder.pieces(count), file)
     folder.remove()

@@ -1,9 +1,9 @@
-"""Predicting and measuring whole datasets, a piece at a time."""
+"""Prediction and evaluation of whole datasets, one chunk of documents at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,55 +13,88 @@ from ..data import feature_matrix
 from ..ensemble_xmc import MemberFeatures, XMCEnsemble
 from ..evaluation.metrics import XMCMetrics
 from ..features import Features
-from ..modeling_utils import PredictMixin
+from ..modeling_utils import PREDICT_CHUNK, PredictMixin, XMCOutput
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.stage_cache import NO_CACHE, StageCache
-from ..utils import Progress
+from ..parallel.runtime import Runtime
 
-# Documents in memory at a time.
-BATCH_SIZE = 4096
-# The same where an encoder reads them: enough to sort by length, few enough to see the progress.
-_ENCODED_TOGETHER = 1024
+BATCH_SIZE = 32
+"""Texts that pass through an encoder together, by default."""
+CHUNK_SIZE = PREDICT_CHUNK
+"""Documents in memory at a time."""
+ENCODER_CHUNK_SIZE = 1024
+"""The same for a model with an encoder: enough to sort by length, few enough to show progress."""
 
-
-def document_features(
-    model: PredictMixin, dataset: Dataset, num_threads: int | None = None
-) -> Features | MemberFeatures:
-    """
-    Features of the documents of a dataset, as the model was trained on them.
-
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model: one with TF-IDF reads the column `text`, any other the vectors.
-        dataset (`datasets.Dataset`):
-            Documents in the columns of [`prepare_dataset`].
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-    """
-    if isinstance(model, XMCEnsemble):
-        return MemberFeatures([_own_features(member, dataset, num_threads) for member in model.models])
-    assert isinstance(model, XMCForTextClassification)
-    return _own_features(model, dataset, num_threads)
+Documents: TypeAlias = Dataset | Mapping[str, Sequence[Any]]
+"""Columns of documents: `text`, or `feature_ids` and `feature_values`."""
 
 
-def _own_features(model: XMCForTextClassification, dataset: Dataset, num_threads: int | None) -> Features:
-    if model.ranker is None and model.encoder is None:
-        raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
-    needed = "text" if reads_text(model) else "feature_ids"
-    if needed not in dataset.column_names:
-        kind = "texts" if needed == "text" else "vectors (`feature_ids` and `feature_values`)"
-        raise ValueError(
-            f"The model was trained on {kind}, but the dataset has only {', '.join(dataset.column_names)}."
-        )
-    if needed == "text":
-        return model.featurize(dataset["text"], num_threads)
-    assert model.ranker is not None
-    return model.prepare_vectors(Features(feature_matrix(dataset, model.ranker.num_sparse)))
+def chunk_size(model: PredictMixin, batch_size: int) -> int:
+    """Number of documents to hold in memory at a time: at least one batch of the encoder."""
+    if all(member.encoder is None for member in members_of(model)):
+        return CHUNK_SIZE
+    return max(batch_size, min(CHUNK_SIZE, ENCODER_CHUNK_SIZE))
+
+
+def members_of(model: PredictMixin) -> list[XMCForTextClassification]:
+    """The models of an ensemble, or the model itself."""
+    return model.models if isinstance(model, XMCEnsemble) else [model]  # type: ignore[list-item]
 
 
 def reads_text(model: XMCForTextClassification) -> bool:
-    """Whether a model takes texts; it takes vectors otherwise."""
+    """Whether a model reads texts. Otherwise it reads vectors."""
     return model.tfidf is not None or model.encoder is not None
+
+
+def document_features(
+    model: PredictMixin, documents: Documents, batch_size: int = BATCH_SIZE, num_threads: int | None = None
+) -> Features | MemberFeatures:
+    """
+    Features of documents as the model was trained on them.
+
+    Args:
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
+            A trained model.
+        documents (`datasets.Dataset` or `Mapping[str, Sequence]`):
+            Documents in the columns of [`prepare_dataset`].
+        batch_size (`int`, *optional*, defaults to 32):
+            Texts that pass through an encoder together.
+        num_threads (`int`, *optional*):
+            Threads to use; all cores by default.
+    """
+    features = [_member_features(member, documents, batch_size, num_threads) for member in members_of(model)]
+    return MemberFeatures(features) if isinstance(model, XMCEnsemble) else features[0]
+
+
+def _member_features(
+    model: XMCForTextClassification, documents: Documents, batch_size: int, num_threads: int | None
+) -> Features:
+    if model.ranker is None and model.encoder is None:
+        raise ValueError("The model is not trained: it has no ranker. Train it with `XMCTrainer`, or load one.")
+    needed = "text" if reads_text(model) else "feature_ids"
+    if needed not in (columns := list(documents.column_names if isinstance(documents, Dataset) else documents)):
+        kind = "texts" if needed == "text" else "vectors (`feature_ids` and `feature_values`)"
+        raise ValueError(f"The model was trained on {kind}, but the columns of the dataset are {', '.join(columns)}.")
+    if needed == "text":
+        return model.featurize(documents["text"][:], num_threads, batch_size)
+    assert model.ranker is not None
+    if not isinstance(documents, Dataset):
+        documents = Dataset.from_dict({name: documents[name] for name in ("feature_ids", "feature_values")})
+    return model.prepare_vectors(Features(feature_matrix(documents, model.ranker.num_sparse)))
+
+
+@torch.no_grad()
+def predict_chunk(
+    model: PredictMixin,
+    documents: Documents,
+    top_k: int | None = None,
+    beam_size: int | None = None,
+    predict_with: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    num_threads: int | None = None,
+) -> XMCOutput:
+    """Predicts one chunk of documents. See [`predict_batches`] for the arguments."""
+    features = document_features(model, documents, batch_size, num_threads)
+    return model(features, top_k, beam_size, num_threads, predict_with)
 
 
 @torch.no_grad()
@@ -70,45 +103,37 @@ def map_batches(
     dataset: Dataset,
     function: Callable[[Any], Mapping[str, np.ndarray]],
     batch_size: int = BATCH_SIZE,
-    num_threads: int | None = None,
-    report: Progress | None = None,
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """
-    Yields what a function makes of the features of one batch of documents after another.
+    Applies a function to the features of one chunk of documents after another.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
+            A trained model, which computes the features.
         dataset (`datasets.Dataset`):
             Documents in the columns of [`prepare_dataset`].
         function (`Callable[[Features], Mapping[str, np.ndarray]]`):
-            Makes arrays of the features of a batch.
-        batch_size (`int`, *optional*, defaults to 4096):
-            Documents in memory at a time.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            Shares the batches out over processes; this process alone by default.
+            Computes arrays from the features of a chunk.
+        batch_size (`int`, *optional*, defaults to 32):
+            Texts that pass through an encoder together.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress callback, and the cache that shares chunks among processes.
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
-    models = model.models if isinstance(model, XMCEnsemble) else [model]
-    if any(getattr(own, "encoder", None) is not None for own in models):
-        batch_size = min(batch_size, _ENCODED_TOGETHER)
-    starts = range(0, len(dataset), batch_size)
+    size = chunk_size(model, batch_size)
+    starts = range(0, len(dataset), size)
 
     def make(indices: Sequence[int]) -> Iterator[Mapping[str, np.ndarray]]:
         for index in indices:
-            stop = min(starts[index] + batch_size, len(dataset))
-            batch = dataset.select(range(starts[index], stop))
-            yield function(document_features(model, batch, num_threads))
-            if report is not None:
-                report("predict", stop, len(dataset))
+            stop = min(starts[index] + size, len(dataset))
+            chunk = dataset.select(range(starts[index], stop))
+            yield function(document_features(model, chunk, batch_size, runtime.num_threads))
+            if runtime.progress is not None:
+                runtime.progress("predict", stop, len(dataset))
 
-    yield from work.pieces("predictions", len(starts), make)
+    yield from runtime.cache.pieces("predictions", len(starts), make)
 
 
 def predict_batches(
@@ -116,14 +141,12 @@ def predict_batches(
     dataset: Dataset,
     top_k: int | None = None,
     beam_size: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    num_threads: int | None = None,
-    report: Progress | None = None,
-    work: StageCache = NO_CACHE,
     predict_with: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    runtime: Runtime = Runtime(),
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """
-    Yields scores and label ids, `(documents, top_k)` each, of one batch of documents after another.
+    Yields scores and label ids, `(documents, top_k)` each, of one chunk of documents after another.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
@@ -131,26 +154,22 @@ def predict_batches(
         dataset (`datasets.Dataset`):
             Documents in the columns of [`prepare_dataset`].
         top_k (`int`, *optional*):
-            Labels per document; that of the model by default.
+            Labels per document. Default: the model's.
         beam_size (`int`, *optional*):
-            Nodes kept per level; that of the model by default.
-        batch_size (`int`, *optional*, defaults to 4096):
-            Documents in memory at a time.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            Shares the batches out over processes; this process alone by default.
+            Nodes kept per level; 0 keeps all. Default: the model's.
         predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`; that of the model by default.
+            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        batch_size (`int`, *optional*, defaults to 32):
+            Texts that pass through an encoder together.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress callback, and the cache that shares chunks among processes.
     """
 
     def predict(features: Any) -> dict[str, np.ndarray]:
-        output = model(features, top_k, beam_size, num_threads, predict_with)
+        output = model(features, top_k, beam_size, runtime.num_threads, predict_with)
         return {"scores": output.scores.cpu().numpy(), "indices": output.indices.cpu().numpy()}
 
-    for arrays in map_batches(model, dataset, predict, batch_size, num_threads, report, work):
+    for arrays in map_batches(model, dataset, predict, batch_size, runtime):
         yield arrays["scores"], arrays["indices"]
 
 
@@ -159,13 +178,12 @@ def evaluate_model(
     dataset: Dataset,
     ks: Iterable[int] | None = None,
     beam_size: int | None = None,
+    predict_with: str | None = None,
     batch_size: int = BATCH_SIZE,
-    num_threads: int | None = None,
-    report: Progress | None = None,
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
 ) -> XMCMetrics:
     """
-    Predicts a dataset and compares with its labels. Labels that training did not see count as missed.
+    Predicts a dataset and compares with its labels. Labels that are not in the training data count as missed.
 
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
@@ -173,33 +191,24 @@ def evaluate_model(
         dataset (`datasets.Dataset`):
             Documents with labels, in the columns of [`prepare_dataset`].
         ks (`Iterable[int]`, *optional*):
-            Lengths of the ranking at which to measure; those of [`XMCMetrics`] by default.
-        beam_size (`int`, *optional*):
-            Nodes kept per level; that of the model by default.
-        batch_size (`int`, *optional*, defaults to 4096):
-            Documents in memory at a time.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            Shares the batches out over processes, which get the same result; this process alone by default.
+            Cutoffs of the ranking. Default: those of [`XMCMetrics`].
+        beam_size, predict_with, batch_size, runtime:
+            See [`predict_batches`]. Every process gets the same result.
     """
     labels = model.labels
     if labels is None:
         raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
     truth = labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(labels)).any():
-        shown: list = next((row["labels"] for row in dataset if row["labels"]), [])[:3]
+        examples: list = next((row["labels"] for row in dataset if row["labels"]), [])[:3]
         raise ValueError(
-            f"No label of the dataset is one of the model's {len(labels)} labels: it has such as {shown}, the model "
-            f"such as {labels.names[:3]}. Check the column of labels and that both name labels the same way."
+            f"The dataset has none of the model's {len(labels)} labels: its labels are like {examples}, the model's "
+            f"like {labels.names[:3]}. Check the label column and that both use the same names."
         )
-    known = {"counts": labels.counts, "num_documents": labels.num_documents} if labels.num_documents else {}
-    metrics = XMCMetrics(**known, **({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
+    frequencies = {"counts": labels.counts, "num_documents": labels.num_documents} if labels.num_documents else {}
+    metrics = XMCMetrics(**frequencies, **({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
     start = 0
-    batches = predict_batches(model, dataset, metrics.ks[-1], beam_size, batch_size, num_threads, report, work)
-    for _, indices in batches:
+    for _, indices in predict_batches(model, dataset, metrics.ks[-1], beam_size, predict_with, batch_size, runtime):
         metrics.update(indices, truth[start : start + len(indices)])
         start += len(indices)
     return metrics
@@ -211,28 +220,17 @@ def evaluate_level(
     dataset: Dataset,
     level: int,
     ks: Iterable[int] | None = None,
-    num_threads: int | None = None,
-    report: Progress | None = None,
-    work: StageCache = NO_CACHE,
+    batch_size: int = BATCH_SIZE,
+    runtime: Runtime = Runtime(),
 ) -> XMCMetrics:
     """
-    Compares the nodes that the heads find at one level with the true ones.
+    Compares the nodes that the heads predict at one level with the true nodes.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            A model with heads down to the level.
-        dataset (`datasets.Dataset`):
-            Documents with labels, in the columns of [`prepare_dataset`].
-        level (`int`):
-            Level of the tree, counted from 1.
-        ks (`Iterable[int]`, *optional*):
-            Lengths of the ranking at which to measure; those of [`XMCMetrics`] by default.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            See [`evaluate_model`].
+        model ([`XMCForTextClassification`]): A model with heads down to the level.
+        dataset (`datasets.Dataset`): Documents with labels, in the columns of [`prepare_dataset`].
+        level (`int`): Level of the tree, counted from 1.
+        ks, batch_size, runtime: See [`evaluate_model`].
     """
     labels, tree = model.labels, model.label_tree
     assert labels is not None and tree is not None
@@ -241,10 +239,10 @@ def evaluate_level(
     texts = dataset["text"]
 
     def search(start: int, stop: int) -> dict[str, np.ndarray]:
-        vectors = torch.from_numpy(model.embed(texts[start:stop])).to(model.device)
-        if report is not None:
-            report("evaluate", stop, len(dataset))
+        vectors = torch.from_numpy(model.embed(texts[start:stop], batch_size)).to(model.device)
+        if runtime.progress is not None:
+            runtime.progress("evaluate", stop, len(dataset))
         return {"nodes": model.search_level(vectors, level, metrics.ks[-1])[1].cpu().numpy()}
 
-    metrics.update(work.rows("nodes", len(dataset), search)["nodes"], truth)
+    metrics.update(runtime.cache.rows("nodes", len(dataset), search)["nodes"], truth)
     return metrics

@@ -1,9 +1,9 @@
-"""The processes of a training: who this one is, and waiting for the others."""
+"""The processes of a training or prediction job: their ranks, barriers and small collectives."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,47 +13,74 @@ from torch import distributed
 
 T = TypeVar("T")
 
-# A stage that one process does for all may take long: waiting for it is bounded by this and not by the time limit of
-# collectives. A process that dies closes its connections, which ends the waiting of the others at once.
-_LONGEST_STAGE = timedelta(days=7)
-# What a broken connection to another process is called by the libraries below.
-_SIGNS_OF_LOSS = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout")
+# A barrier may wait for a stage that the main process computes alone, so it needs a longer timeout than collectives
+# have by default. A process that dies closes its connections, which ends the wait of the others at once.
+_TIMEOUT = timedelta(days=7)
+# How PyTorch's backends report a broken connection to another process.
+_CONNECTION_ERRORS = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+)
 
 
 class ProcessGroup:
     """
-    The processes that `accelerate launch` or `torchrun` started together; a single one where nothing did.
+    A thin layer over [`~accelerate.PartialState`]. Without arguments, a single process.
 
-    The trainer's arguments have set up `torch.distributed` when this is made.
+    Barriers and collectives of Python objects use a gloo group, so that they work beside NCCL as well.
+
+    Args:
+        state ([`~accelerate.PartialState`], *optional*):
+            Processes started together. See [`~ProcessGroup.current`].
     """
 
-    def __init__(self) -> None:
-        self.index, self.count = 0, 1
-        self._group: Any = None
-        if distributed.is_available() and distributed.is_initialized():
-            self.index, self.count = distributed.get_rank(), distributed.get_world_size()
-        if self.count > 1:
-            self._group = distributed.new_group(backend="gloo", timeout=_LONGEST_STAGE)
+    def __init__(self, state: Any = None) -> None:
+        self.index: int = 0 if state is None else state.process_index
+        self.count: int = 1 if state is None else state.num_processes
+        self.device = torch.device("cpu") if state is None else state.device
+        self._state = state
+        self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT) if self.count > 1 else None
+
+    @classmethod
+    def current(cls) -> ProcessGroup:
+        """The processes of `torchrun` or `accelerate launch`. Collective: every process must call it."""
+        from accelerate import PartialState  # here, because its import takes seconds
+
+        use_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+        return cls(PartialState(cpu=use_cpu or not torch.accelerator.is_available(), timeout=_TIMEOUT))
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this is the main process, which writes shared files."""
         return self.index == 0
 
     @property
     def per_node(self) -> int:
-        """How many of them share this machine."""
+        """Number of processes on this machine."""
         return min(self.count, int(os.environ.get("LOCAL_WORLD_SIZE", self.count)))
 
     def own(self, items: Sequence[T]) -> Sequence[T]:
-        """The items that are up to this process: every `count`-th, so that none gets all the heavy ones."""
+        """The items assigned to this process: every `count`-th one, so that expensive neighbours are spread."""
         return items[self.index :: self.count]
 
     def wait(self) -> None:
-        """Returns when all processes have come here."""
+        """Blocks until every process has called it."""
         if self.count > 1:
             with self.explained():
                 distributed.barrier(group=self._group)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Runs the block in the main process before the others run it, e.g. to fill a cache."""
+        if not self.is_main:
+            self.wait()
+        yield
+        if self.is_main:
+            self.wait()
 
     def agree(self, value: bool) -> bool:
         """Whether `value` is true in every process."""
@@ -64,42 +91,64 @@ class ProcessGroup:
             distributed.all_reduce(votes, distributed.ReduceOp.MIN, group=self._group)
         return bool(votes.item())
 
+    def gather(self, items: Sequence[T]) -> list[T]:
+        """The items of all processes, in the order of their ranks, in every process."""
+        if self.count == 1:
+            return list(items)
+        gathered: list[Any] = [None] * self.count
+        with self.explained():
+            distributed.all_gather_object(gathered, list(items), group=self._group)
+        return [item for part in gathered for item in part]
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """Calls a function in the main process and returns its result in every process."""
+        if self.count == 1:
+            return make()
+        result: list[Any] = [make() if self.is_main else None]
+        with self.explained():
+            distributed.broadcast_object_list(result, src=0, group=self._group)
+        return result[0]
+
+    def close(self) -> None:
+        """Shuts down `torch.distributed`."""
+        if self._state is not None:
+            self._state.destroy_process_group()
+
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Says what a broken connection to another process means, or a dead one that made batches for this one."""
+        """Explains errors that mean that another process, or a worker of a `DataLoader`, has died."""
         try:
             yield
         except RuntimeError as error:
             if "DataLoader worker" in str(error):
                 raise ChildProcessError(
-                    f"A process that makes batches has died, often for lack of memory ({error}). Set fewer "
-                    "`dataloader_num_workers`, and start again with `resume_from_checkpoint=True` to go on from the "
-                    "last checkpoint."
+                    f"A worker process of the data loader has died, often for lack of memory ({error}). Lower "
+                    "`dataloader_num_workers` and start again with `resume_from_checkpoint=True`."
                 ) from error
-            if self.count > 1 and any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS):
+            if self.count > 1 and any(sign in str(error).lower() for sign in _CONNECTION_ERRORS):
                 raise ConnectionError(
-                    f"Process {self.index} of {self.count} has lost another process of this training, which ended or "
-                    "does not answer: its own last messages say why. Start all of them again with "
-                    f"`resume_from_checkpoint=True` to go on from the last checkpoint. ({error})"
+                    f"Process {self.index} of {self.count} has lost the connection to another process; see the output "
+                    "of that process for the reason. Finished work is kept: start all processes again, a training "
+                    f"with `resume_from_checkpoint=True`. ({error})"
                 ) from error
             raise
 
     def average(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
         """
-        The mean over processes of a gradient, the same on each of them.
+        Averages a dense gradient over processes.
 
         Args:
             gradient (`torch.Tensor`, *optional*):
-                Gradient of this process; none where its documents had nothing to do with the parameter.
+                Gradient of this process; `None` if its documents did not use the parameter.
             parameter (`torch.Tensor`):
                 The parameter.
 
         Returns:
-            `torch.Tensor`: `None` where no process has a gradient.
+            `torch.Tensor`: the mean, or `None` if no process has a gradient.
         """
-        known = torch.tensor([float(gradient is not None)], device=parameter.device)
-        distributed.all_reduce(known)
-        if not known.item():
+        has_gradient = torch.tensor([float(gradient is not None)], device=parameter.device)
+        distributed.all_reduce(has_gradient)
+        if not has_gradient.item():
             return None
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         distributed.all_reduce(gradient)
@@ -107,16 +156,16 @@ class ProcessGroup:
 
     def average_rows(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
         """
-        The mean over processes of a gradient that holds few rows of a parameter, the same on each of them.
+        Averages a row-sparse gradient over processes.
 
         Args:
             gradient (`torch.Tensor`, *optional*):
-                Sparse gradient of this process; none where its documents touched no row.
+                Sparse gradient of this process; `None` if its documents used no row.
             parameter (`torch.Tensor`):
                 The parameter.
 
         Returns:
-            `torch.Tensor`: sparse; `None` where no process touched a row.
+            `torch.Tensor`: the sparse mean, or `None` if no process has a gradient.
         """
         if gradient is None:
             rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
@@ -124,19 +173,19 @@ class ProcessGroup:
         else:
             gradient = gradient.coalesce()
             rows, values = gradient.indices()[0], gradient.values()
-        sizes = self._gather(torch.tensor([len(rows)], device=parameter.device)).tolist()
+        sizes = self._all_gather(torch.tensor([len(rows)], device=parameter.device)).tolist()
         if not any(sizes):
             return None
-        # Collectives want the same size of all.
-        missing = max(sizes) - len(rows)
-        all_rows = self._gather(torch.cat([rows, rows.new_zeros(missing)]))
-        all_values = self._gather(torch.cat([values, values.new_zeros((missing, *values.shape[1:]))]))
-        known = (torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)).flatten().to(parameter.device)
-        summed = torch.sparse_coo_tensor(all_rows[known].unsqueeze(0), all_values[known], parameter.shape)
-        return (summed / self.count).coalesce()
+        # Collectives need tensors of equal shape.
+        padding = max(sizes) - len(rows)
+        all_rows = self._all_gather(torch.cat([rows, rows.new_zeros(padding)]))
+        all_values = self._all_gather(torch.cat([values, values.new_zeros((padding, *values.shape[1:]))]))
+        mask = (torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)).flatten().to(parameter.device)
+        total = torch.sparse_coo_tensor(all_rows[mask].unsqueeze(0), all_values[mask], parameter.shape)
+        return (total / self.count).coalesce()
 
-    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What each process passes, one after the other."""
+    def _all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors of all processes, concatenated."""
         gathered = [torch.empty_like(tensor) for _ in range(self.count)]
         distributed.all_gather(gathered, tensor)
         return torch.cat(gathered)

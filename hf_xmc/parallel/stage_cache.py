@@ -1,45 +1,198 @@
-"""Long work in pieces: shared out over processes, kept on disk, found again by a run that was interrupted."""
+"""Long computations in pieces: shared among processes, kept on disk and reused by a run that resumes."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..serialization import atomic_write, load_tensors, new_folder, save_tensors
+from ..serialization import load_tensors, new_folder, read_json, save_tensors, write_json
 from .process_group import ProcessGroup
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Arrays = Mapping[str, np.ndarray]
 
 CACHE_FOLDER = ".work"
-_KIND = "piece of work"
-_KEY_FILE = "key.txt"
-# Seconds until a file that another process has written must be visible here: network file systems look twice.
+_KIND = "piece of a stage"
+# Seconds until a file of another process must be visible here: network file systems cache directories.
 _VISIBLE_WITHIN = 90
-# Rows that are made in one piece: so many pieces that all processes have some, but not so small that sorting by length
-# has nothing to sort. It does not depend on the number of processes, and so the result does not either.
-_MOST_ROWS, _LEAST_ROWS, _PIECES = 4096, 256, 64
+# Rows of a piece. There are enough pieces for many processes, and each is large enough for sorting by length to pay.
+# The size does not depend on the number of processes, so the result does not either.
+_MAX_ROWS, _MIN_ROWS, _PIECES = 4096, 256, 64
+
+
+class PieceFolder:
+    """
+    A folder with one file for each finished piece of a computation, a plan that identifies it, and a lock.
+
+    Args:
+        path (`str` or `os.PathLike`):
+            The folder; it need not exist.
+        pattern (`str`):
+            Format of the file names, with `{index}` and `{count}`.
+        owned (`str`, *optional*):
+            Regular expression of all names that [`~PieceFolder.clear`] removes.
+    """
+
+    def __init__(self, path: str | os.PathLike, pattern: str, owned: str = "") -> None:
+        self.path, self._pattern, self._owned = Path(path), pattern, re.compile(owned)
+        # Hidden, so that a reader of the folder as a dataset does not see it.
+        self._state = self.path / ".hf-xmc"
+        self._plan = self._state / "plan.json"
+        self._lock: int | None = None
+        self._is_exclusive = False
+
+    def piece(self, index: int, count: int) -> Path:
+        """Path of a piece."""
+        return self.path / self._pattern.format(index=index, count=count)
+
+    def pieces(self, count: int) -> list[Path]:
+        """Paths of all pieces."""
+        return [self.piece(index, count) for index in range(count)]
+
+    def missing(self, count: int) -> list[int]:
+        """Indices of the pieces that do not exist yet."""
+        names = set(os.listdir(self.path)) if self.path.is_dir() else set()
+        return [index for index, path in enumerate(self.pieces(count)) if path.name not in names]
+
+    def read_plan(self, ignore_damage: bool = False) -> Any:
+        """The plan, or `None` without one."""
+        try:
+            return read_json(self._plan) if self._plan.is_file() else None
+        except ValueError as error:
+            if ignore_damage:
+                return None
+            raise ValueError(f"{error} Or start again with `overwrite` (`--overwrite`).") from error
+
+    def write_plan(self, plan: Any) -> None:
+        """Writes the plan, to which pieces belong from now on."""
+        write_json(self._plan, plan)
+
+    def has_files(self) -> bool:
+        """Whether the folder contains files that are not hidden."""
+        return self.path.is_dir() and any(not name.startswith(".") for name in os.listdir(self.path))
+
+    def remove_temporary(self) -> None:
+        """Removes files that a killed process has left unfinished."""
+        for path in self._owned_files():
+            if path.name.startswith("."):
+                path.unlink()
+
+    def clear(self) -> None:
+        """Removes the plan and all pieces. Files with other names stay."""
+        self._plan.unlink(missing_ok=True)  # first, so that a kill in between leaves no pieces that look valid
+        for path in self._owned_files():
+            path.unlink()
+
+    def remove(self) -> None:
+        """Removes the folder and everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _owned_files(self) -> list[Path]:
+        return [path for path in self.path.iterdir() if self._owned.fullmatch(path.name)]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Releases the lock at the end, and removes a folder in which no plan was written."""
+        try:
+            yield
+        finally:
+            if self._lock is not None:
+                if self._is_exclusive and not self._plan.exists():
+                    (self._state / "lock").unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # the folder may contain other files, or be gone
+                        self._state.rmdir()
+                        self.path.rmdir()
+                os.close(self._lock)
+                self._lock = None
+
+    def lock(self, shared: bool = False) -> None:
+        """
+        Takes the lock, or changes its kind. The system releases it when the process ends, even if it is killed.
+
+        Args:
+            shared (`bool`, *optional*, defaults to `False`):
+                Whether other processes of the same job may hold it too. A new job cannot start while one of them is
+                alive, because that process could still write pieces of the old job.
+        """
+        path = self._state / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666) if self._lock is None else self._lock
+        # A job that ends removes the file, and a lock on a removed file protects nothing.
+        is_valid = _flock(file, shared) and path.exists() and os.path.samestat(os.fstat(file), os.stat(path))
+        if not is_valid:
+            if self._lock is None:
+                os.close(file)
+            raise OSError(
+                f"`{self.path}` is being written by another process. Wait for it to end, or choose another output."
+            )
+        self._lock, self._is_exclusive = file, not shared
+
+
+def _flock(file: int, shared: bool) -> bool:
+    """Locks an open file and returns whether that succeeded. Without support by the system it always does."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        logger.warning("The output cannot be locked (%s): do not start a second job on it.", error.strerror)
+    return True
+
+
+def share_pieces(
+    processes: ProcessGroup, folder: PieceFolder, count: int, write: Callable[[Sequence[int]], None]
+) -> int:
+    """
+    Writes the missing pieces of a folder, each in one of the processes. Collective: every process must call it.
+
+    Args:
+        processes ([`ProcessGroup`]): The processes.
+        folder ([`PieceFolder`]): The folder, on a file system that all processes share.
+        count (`int`): Number of pieces.
+        write (`Callable[[Sequence[int]], None]`): Writes the pieces with the given indices.
+
+    Returns:
+        `int`: the number of pieces that were missing.
+    """
+    missing: list[int] = processes.from_main(lambda: folder.missing(count))
+    write(processes.own(missing))
+    processes.wait()
+    for index in missing:
+        _wait_for(folder.piece(index, count), 0 if processes.count == 1 else _VISIBLE_WITHIN)
+    return len(missing)
 
 
 class StageCache:
     """
-    Does the stages of a training that are not steps of an optimiser.
+    Shares the stages of a training among processes and keeps finished pieces on disk.
 
     Args:
         processes ([`ProcessGroup`]):
-            The processes to share the work with.
-        folder (`str`):
-            Folder that all of them see; pieces are kept in it until [`~StageCache.finish`].
+            The processes.
+        folder (`str` or `os.PathLike`):
+            Folder for the pieces, on a file system that all processes share. [`~StageCache.finish`] removes it.
         keep (`bool`):
-            Whether pieces are kept that one process makes for itself, to be found again after an interruption.
+            Whether to keep finished pieces, so that a run that resumes finds them.
     """
 
     def __init__(self, processes: ProcessGroup, folder: str | os.PathLike, keep: bool) -> None:
@@ -48,35 +201,35 @@ class StageCache:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes work."""
+        """Whether there are several processes."""
         return self.processes.count > 1
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run that was interrupted has left something."""
+        """Whether an interrupted run has left pieces."""
         return self.folder.is_dir()
 
     def start(self, resume: bool) -> None:
-        """Forgets the pieces of an earlier run, unless this one is its continuation."""
+        """Removes the pieces of an earlier run, unless this run resumes it. Collective."""
         if self.processes.is_main and not resume:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.processes.wait()
 
     def finish(self) -> None:
-        """Removes what is left in the folder. Arrays that are still in use stay so."""
+        """Removes all pieces. Memory-mapped arrays stay valid. Collective."""
         self.processes.wait()
         if self.processes.is_main:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def once(self, name: str, make: Callable[[], T], save: Callable[[T, str], Any], load: Callable[[str], T]) -> T:
         """
-        What the main process makes, for all: the others load what it has saved.
+        Computes something in the main process; the others load what it has saved. Collective.
 
         Args:
-            name (`str`): Name of the work.
-            make (`Callable[[], T]`): Makes it.
-            save (`Callable[[T, str], Any]`): Writes it into a folder.
-            load (`Callable[[str], T]`): Reads it there, best by memory map.
+            name (`str`): Name of the stage.
+            make (`Callable[[], T]`): Computes the result.
+            save (`Callable[[T, str], Any]`): Saves the result to a folder.
+            load (`Callable[[str], T]`): Loads the result from a folder, preferably by memory map.
         """
         if not self.is_shared:
             return make()
@@ -85,10 +238,10 @@ class StageCache:
             with new_folder(folder) as temporary:
                 save(make(), temporary)
         self.processes.wait()
-        _wait_for(folder)
-        made = load(str(folder))
+        _wait_for(folder, _VISIBLE_WITHIN)
+        result = load(str(folder))
         self._close(folder, None)
-        return made
+        return result
 
     def pieces(
         self,
@@ -98,55 +251,51 @@ class StageCache:
         key: Callable[[], str] | None = None,
     ) -> Iterator[Arrays]:
         """
-        The pieces of a work, in their order, each made by one of the processes.
+        Yields the pieces of a stage in order; each is computed in one process. Collective.
 
         Args:
             name (`str`):
-                Name of the work.
+                Name of the stage.
             count (`int`):
                 Number of pieces.
             make (`Callable[[Sequence[int]], Iterator[Arrays]]`):
-                Makes the pieces of the given numbers, one after the other.
+                Computes the pieces with the given indices, one after another.
             key (`Callable[[], str]`, *optional*):
-                Gives the digest of all that the pieces depend on, where that is asked for: pieces with the same key
-                are found again after an interruption. Without it they are not kept.
+                Returns a digest of everything that the pieces depend on. A run that resumes reuses pieces with the
+                same key; without a key, pieces are not kept.
         """
         if self.is_shared:
             folder = self._share(name, count, make, key)
-            for index in range(count):
-                yield load_tensors(_piece(folder, index), _KIND)[0]
-            self._close(folder, key)
+            for path in folder.pieces(count):
+                yield load_tensors(path, _KIND)[0]
+            self._close(folder.path, key)
         elif key is None or not self.keep:
             yield from make(range(count))
         else:
             folder = self._open(name, key)
-            missing = _missing(folder, count)
-            made = make(missing)
-            for index in range(count):
+            missing = folder.missing(count)
+            computed = make(missing)
+            for index, path in enumerate(folder.pieces(count)):
                 if index in missing:
-                    arrays = next(made)
-                    save_tensors(_piece(folder, index), arrays, _KIND)
+                    arrays = next(computed)
+                    save_tensors(path, arrays, _KIND)
                     yield arrays
                 else:
-                    yield load_tensors(_piece(folder, index), _KIND)[0]
+                    yield load_tensors(path, _KIND)[0]
 
     def rows(
         self, name: str, count: int, make: Callable[[int, int], Arrays], key: Callable[[], str] | None = None
     ) -> Arrays:
         """
-        Arrays of `count` rows, pieces of which are made by different processes. All of them map the same files.
+        Computes arrays of `count` rows, piece by piece. Several processes map the same files. Collective.
 
         Args:
-            name (`str`):
-                Name of the work.
-            count (`int`):
-                Number of rows.
-            make (`Callable[[int, int], Arrays]`):
-                Makes the rows from the first number up to the second.
-            key (`Callable[[], str]`, *optional*):
-                See [`~StageCache.pieces`].
+            name (`str`): Name of the stage.
+            count (`int`): Number of rows.
+            make (`Callable[[int, int], Arrays]`): Computes the rows from the first index up to the second.
+            key (`Callable[[], str]`, *optional*): See [`~StageCache.pieces`].
         """
-        size = min(_MOST_ROWS, max(_LEAST_ROWS, -(-count // _PIECES)))
+        size = min(_MAX_ROWS, max(_MIN_ROWS, -(-count // _PIECES)))
         starts = range(0, max(count, 1), size)
 
         def make_pieces(indices: Sequence[int]) -> Iterator[Arrays]:
@@ -154,16 +303,16 @@ class StageCache:
                 yield make(starts[index], min(starts[index] + size, count))
 
         if not self.is_shared:
-            return _put_together(self.pieces(name, len(starts), make_pieces, key), count)
+            return _concatenate(self.pieces(name, len(starts), make_pieces, key), count)
         folder = self._share(name, len(starts), make_pieces, key)
 
         def save(_: Arrays, target: str) -> None:
-            pieces = (load_tensors(_piece(folder, index), _KIND)[0] for index in range(len(starts)))
-            for array in _put_together(pieces, count, Path(target)).values():
+            pieces = (load_tensors(path, _KIND)[0] for path in folder.pieces(len(starts)))
+            for array in _concatenate(pieces, count, Path(target)).values():
                 array.flush()  # type: ignore[attr-defined]
 
-        merged = self.once(f"{name} of all", dict, save, _map_rows)
-        self._close(folder, key)
+        merged = self.once(f"{name}-merged", dict, save, _map_rows)
+        self._close(folder.path, key)
         return merged
 
     def _share(
@@ -172,60 +321,56 @@ class StageCache:
         count: int,
         make: Callable[[Sequence[int]], Iterator[Arrays]],
         key: Callable[[], str] | None,
-    ) -> Path:
-        """The folder in which all pieces are when this returns."""
+    ) -> PieceFolder:
+        """Returns the folder of a stage when it contains all pieces."""
         folder = self._open(name, key)
-        missing = _missing(folder, count)
-        self.processes.wait()  # before anyone adds a piece, so that all find the same ones missing
-        own = self.processes.own(missing)
-        for index, arrays in zip(own, make(own), strict=True):
-            save_tensors(_piece(folder, index), arrays, _KIND)
-        self.processes.wait()
-        for index in missing:
-            _wait_for(_piece(folder, index))
+
+        def write(indices: Sequence[int]) -> None:
+            for index, arrays in zip(indices, make(indices), strict=True):
+                save_tensors(folder.piece(index, count), arrays, _KIND)
+
+        share_pieces(self.processes, folder, count, write)
         return folder
 
-    def _open(self, name: str, key: Callable[[], str] | None) -> Path:
-        """The folder of a work; empty, unless it holds pieces of the same key."""
-        folder = self.folder / name
+    def _open(self, name: str, key: Callable[[], str] | None) -> PieceFolder:
+        """The folder of a stage, emptied unless its pieces have the same key."""
+        folder = PieceFolder(self.folder / name, "{index:05d}.safetensors")
         if self.processes.is_main:
-            content = "" if key is None or not self.keep else key()
-            key_file = folder / _KEY_FILE
-            if not content or not key_file.is_file() or key_file.read_text() != content:
-                shutil.rmtree(folder, ignore_errors=True)
-                with atomic_write(key_file) as temporary:
-                    Path(temporary).write_text(content)
+            plan = None if key is None or not self.keep else key()
+            if plan is None or folder.read_plan(ignore_damage=True) != plan:
+                folder.remove()
+                folder.write_plan(plan)
         self.processes.wait()
         return folder
 
     def _close(self, folder: Path, key: Callable[[], str] | None) -> None:
-        """Ends a work of several processes when all have read what is in a folder, which goes unless it is kept."""
+        """Waits until all processes have read a folder and removes it unless it is kept."""
         self.processes.wait()
         if self.processes.is_main and (key is None or not self.keep):
             shutil.rmtree(folder)
-            with suppress(OSError):  # unless other pieces are kept
+            with contextlib.suppress(OSError):  # other stages may be kept
                 self.folder.rmdir()
 
 
 NO_CACHE = StageCache(ProcessGroup(), "", keep=False)
-"""This process works for itself and keeps nothing."""
+"""A single process that keeps nothing."""
 
 
 def digest(*parts: str | np.ndarray) -> str:
-    """A fingerprint of texts and arrays: equal for equal content in the same order."""
+    """A fingerprint of strings and arrays, in this order."""
     fingerprint = hashlib.blake2b(digest_size=16)
     for part in parts:
-        # Text and bytes of other parts must not run into each other.
         content = (
             part.encode() if isinstance(part, str) else np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
         )
+        # The length separates one part from the next.
         fingerprint.update(f"{len(content)} ".encode())
         fingerprint.update(content)
     return fingerprint.hexdigest()
 
 
-def _put_together(pieces: Iterator[Arrays], count: int, folder: Path | None = None) -> dict[str, np.ndarray]:
-    """Arrays of `count` rows from pieces of them, never held twice; in files of a folder, where one is given."""
+def _concatenate(pieces: Iterator[Arrays], count: int, folder: Path | None = None) -> dict[str, np.ndarray]:
+    """Arrays of `count` rows from consecutive pieces, in memory or in the files of a folder. Holds one copy only."""
     start, whole = 0, {}
     for arrays in pieces:
         for name, piece in arrays.items():
@@ -241,25 +386,17 @@ def _put_together(pieces: Iterator[Arrays], count: int, folder: Path | None = No
 
 
 def _map_rows(folder: str) -> dict[str, np.ndarray]:
-    # "c": what is written to the array stays with this process, and torch takes it for an ordinary one.
+    # Mode "c": changes stay in this process, and torch accepts the array as writable.
     return {path.stem: np.load(path, mmap_mode="c") for path in sorted(Path(folder).glob("*.npy"))}
 
 
-def _missing(folder: Path, count: int) -> list[int]:
-    return [index for index in range(count) if not _piece(folder, index).is_file()]
-
-
-def _piece(folder: Path, index: int) -> Path:
-    return folder / f"{index:05d}.safetensors"
-
-
-def _wait_for(path: Path) -> None:
-    """Returns when a file or folder that another process has written is visible here."""
-    give_up = time.monotonic() + _VISIBLE_WITHIN
+def _wait_for(path: Path, seconds: float) -> None:
+    """Waits until a file or folder that another process has written is visible here."""
+    deadline = time.monotonic() + seconds
     while not path.exists():
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise FileNotFoundError(
-                f"The main process has written `{path}`, but this process cannot see it. Processes on several "
-                "machines need an `output_dir` on a file system that all of them share."
+                f"`{path}` was written but is not visible here. It was removed, or processes on several machines do "
+                "not share this file system. Finished work is kept: start again."
             )
         time.sleep(0.2)

@@ -20,6 +20,7 @@ from ..linear_ranker import Beam
 from ..modeling_heads import tail_sizes
 from ..modeling_utils import mix_scores
 from ..modeling_xmc import XMCForTextClassification
+from ..parallel.runtime import Runtime
 from .arguments import XMCTrainingArguments
 from .averaging import WeightAverage
 from .bootstrap import (
@@ -400,8 +401,8 @@ def choose_share(
         return {str(share): found.cpu().numpy() for share, found in zip(results, best, strict=True)}  # type: ignore[union-attr]
 
     start = 0
-    options = {"num_threads": args.num_threads, "report": stages.report, "work": stages.work}
-    for best in map_batches(model, dataset, rank, **options):  # type: ignore[arg-type]
+    runtime = Runtime(args.num_threads, stages.report, stages.work)
+    for best in map_batches(model, dataset, rank, args.per_device_eval_batch_size, runtime):
         count = len(next(iter(best.values())))
         for share, metrics in results.items():
             metrics.update(best[str(share)], truth[start : start + count])

@@ -1,4 +1,4 @@
-"""Makes one model of several, with the weights that rank validation documents best."""
+"""Ensembles of trained models, with weights chosen on validation documents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scipy.sparse import csr_matrix
 
 from ..ensemble_xmc import MemberFeatures, XMCEnsemble, combine_members
 from ..evaluation.metrics import XMCMetrics
-from ..inference.predict import map_batches
+from ..inference.predict import BATCH_SIZE, map_batches
 from ..modeling_xmc import XMCForTextClassification
-from ..utils import Progress
+from ..parallel.runtime import Runtime
 
-_CHOSEN_BY = "nDCG@5"
+_METRIC = "nDCG@5"
 _ROUNDS = 20
 
 
@@ -26,11 +26,11 @@ def make_ensemble(
     combine: str = "scores",
     weights: Sequence[float] | None = None,
     validation: Dataset | None = None,
-    num_threads: int | None = None,
-    report: Progress | None = None,
+    batch_size: int = BATCH_SIZE,
+    runtime: Runtime = Runtime(),
 ) -> tuple[XMCEnsemble, dict[str, Any]]:
     """
-    An ensemble of trained models.
+    Combines trained models into an ensemble.
 
     Args:
         members (`Sequence[XMCForTextClassification or str]`):
@@ -38,87 +38,82 @@ def make_ensemble(
         combine (`str`, *optional*, defaults to `"scores"`):
             `"scores"` or `"ranks"`, see [`XMCEnsembleConfig`].
         weights (`Sequence[float]`, *optional*):
-            Weight of each model; without them, and without `validation`, all weigh the same.
+            Weight of each model. Default: equal weights, or those chosen on `validation`.
         validation (`datasets.Dataset`, *optional*):
-            Documents with labels, in the columns of [`prepare_dataset`], on which the weights are chosen.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total).
+            Documents with labels, in the columns of [`prepare_dataset`], for [`choose_weights`].
+        batch_size (`int`, *optional*, defaults to 32):
+            Texts that pass through an encoder together.
+        runtime ([`Runtime`], *optional*):
+            Threads and progress callback.
 
     Returns:
-        `tuple[XMCEnsemble, dict[str, Any]]`: the ensemble and, with `validation`, nDCG@5 there: of the ensemble and of
-        each model alone.
+        `tuple[XMCEnsemble, dict[str, Any]]`: the ensemble and, with `validation`, the nDCG@5 of the ensemble and of
+        each model.
     """
     if weights is not None and validation is not None:
-        raise ValueError("Weights are given or chosen on validation documents: pass one of the two.")
+        raise ValueError("Pass either `weights` or `validation`, on which they are chosen.")
     ensemble = XMCEnsemble.from_members(members, weights, combine)
     if validation is None:
         return ensemble, {}
-    ensemble.config.weights, facts = choose_weights(ensemble, validation, num_threads, report)
-    return ensemble, facts
+    ensemble.config.weights, results = choose_weights(ensemble, validation, batch_size, runtime)
+    return ensemble, results
 
 
 @torch.no_grad()
 def choose_weights(
-    ensemble: XMCEnsemble, dataset: Dataset, num_threads: int | None = None, report: Progress | None = None
+    ensemble: XMCEnsemble, dataset: Dataset, batch_size: int = BATCH_SIZE, runtime: Runtime = Runtime()
 ) -> tuple[list[float], dict[str, Any]]:
     """
-    The weights with which an ensemble ranks documents best by nDCG@5.
+    Chooses the weights with the best nDCG@5, by greedy ensemble selection with replacement (Caruana et al., 2004).
 
-    One model after the other is added, the same ones again and again: in each of twenty rounds the one that helps most
-    or harms least. The weights are the shares in the best of the twenty sums, so that they do no worse than the best
-    model alone, and a model that does not help gets none.
+    Each of twenty rounds adds one more copy of the model that gives the best mean. The weights are the proportions in
+    the best of the twenty means, so they are never worse than the best single model.
 
     Args:
-        ensemble ([`XMCEnsemble`]):
-            The ensemble.
-        dataset (`datasets.Dataset`):
-            Documents with labels.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        report (`Callable`, *optional*):
-            Called with (stage, done, total).
+        ensemble ([`XMCEnsemble`]): The ensemble.
+        dataset (`datasets.Dataset`): Documents with labels.
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
+        runtime ([`Runtime`], *optional*): Threads and progress callback.
 
     Returns:
-        `tuple[list[float], dict[str, Any]]`: the weights; and nDCG@5 with them and of each model alone.
+        `tuple[list[float], dict[str, Any]]`: the weights, and the nDCG@5 of the ensemble and of each model.
     """
     truth = ensemble.labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(ensemble.labels)).any():
-        raise ValueError("No validation document has a label of the models: weights cannot be chosen on them.")
+        raise ValueError("No document of `validation` has a label of the models, so weights cannot be chosen on it.")
 
-    def ask_members(features: MemberFeatures) -> dict[str, np.ndarray]:
-        found = ensemble.member_scores(features, 5, num_threads=num_threads)
-        return {name: part.cpu().numpy() for name, part in zip(("scores", "indices"), found, strict=True)}
+    def score_members(features: MemberFeatures) -> dict[str, np.ndarray]:
+        scores, indices = ensemble.member_scores(features, 5, num_threads=runtime.num_threads)
+        return {"scores": scores.cpu().numpy(), "indices": indices.cpu().numpy()}
 
-    parts = list(map_batches(ensemble, dataset, ask_members, num_threads=num_threads, report=report))
+    chunks = list(map_batches(ensemble, dataset, score_members, batch_size, runtime))
     scores, indices = (
-        torch.from_numpy(np.concatenate([part[name] for part in parts], axis=1)) for name in ("scores", "indices")
+        torch.from_numpy(np.concatenate([chunk[name] for chunk in chunks], axis=1)) for name in ("scores", "indices")
     )
-    count = len(ensemble.models)
 
-    def measure(times: Sequence[int]) -> float:
-        best = combine_members(scores, indices, [n / sum(times) for n in times], ensemble.config.combine, 5)
+    def measure(counts: Sequence[int]) -> float:
+        weights = [count / sum(counts) for count in counts]
+        best = combine_members(scores, indices, weights, ensemble.config.combine, 5)
         return _ndcg(best.indices, truth)
 
-    times = [0] * count
-    alone = [measure([int(place == own) for place in range(count)]) for own in range(count)]
-    best, chosen = -1.0, times
+    members = range(len(ensemble.models))
+    alone = [measure([int(other == member) for other in members]) for member in members]
+    counts, chosen, best = [0 for _ in members], [0 for _ in members], -1.0
     for round_ in range(_ROUNDS):
-        tried = [[n + (place == own) for place, n in enumerate(times)] for own in range(count)]
-        values = alone if round_ == 0 else [measure(option) for option in tried]
-        own = max(range(count), key=lambda place: values[place])
-        times = tried[own]
-        if values[own] > best:
-            best, chosen = values[own], times
-        if report is not None:
-            report("weights", round_ + 1, _ROUNDS)
-    weights = [round(n / sum(chosen), 4) for n in chosen]
-    return weights, {f"validation_{_CHOSEN_BY}": best, f"validation_{_CHOSEN_BY}_of_members": alone}
+        candidates = [[count + (other == member) for other, count in enumerate(counts)] for member in members]
+        values = alone if round_ == 0 else [measure(candidate) for candidate in candidates]
+        winner = max(members, key=lambda member: values[member])
+        counts = candidates[winner]
+        if values[winner] > best:
+            best, chosen = values[winner], counts
+        if runtime.progress is not None:
+            runtime.progress("weights", round_ + 1, _ROUNDS)
+    weights = [round(count / sum(chosen), 4) for count in chosen]
+    return weights, {f"validation_{_METRIC}": best, f"validation_{_METRIC}_of_members": alone}
 
 
 def _ndcg(indices: torch.Tensor | None, truth: csr_matrix) -> float:
     assert indices is not None
     metrics = XMCMetrics(ks=(1, 5))
     metrics.update(indices.cpu().numpy(), truth)
-    return metrics.compute()[_CHOSEN_BY]
+    return metrics.compute()[_METRIC]

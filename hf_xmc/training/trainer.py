@@ -31,6 +31,7 @@ from ..hub.publishing import PublishingMixin
 from ..inference.predict import evaluate_level, evaluate_model, predict_batches
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
+from ..parallel.runtime import Runtime
 from ..parallel.stage_cache import CACHE_FOLDER, StageCache
 from ..remote_code import CLASSES
 from ..serialization import TRAINING_ARGS_FILE, read_json, remove_leftovers, write_json
@@ -154,7 +155,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
                     "FSDP saves nothing where `encoder_lora_rank` is set: adapters are small, and every process needs "
                     "the whole encoder between the levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
                 )
-        args, processes = self.args, ProcessGroup()
+        args, processes = self.args, ProcessGroup.current()
         self.termination = Termination()
         self.work = StageCache(processes, os.path.join(str(args.output_dir), CACHE_FOLDER), args.save_strategy != "no")
         if processes.count > 1:
@@ -386,7 +387,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             return results
         dataset = self._prepare(dataset)
         start = time.time()
-        options: dict[str, Any] = {"num_threads": self.args.num_threads, "report": self._report, "work": self.work}
+        options = self._prediction_options
         ks = self.args.eval_ks
         if self._run is not None and self.model.ranker is None:
             # Between the steps of a level there is only what its heads say of its nodes.
@@ -424,8 +425,7 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         """
         dataset = self._prepare(test_dataset, require_labels=False)
         start = time.time()
-        options: dict[str, Any] = {"num_threads": self.args.num_threads, "report": self._report, "work": self.work}
-        batches = list(predict_batches(self.model, dataset, **options))
+        batches = list(predict_batches(self.model, dataset, **self._prediction_options))
         predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
         metrics = speed_metrics(metric_key_prefix, start, num_samples=len(dataset))
         label_ids = None
@@ -434,6 +434,11 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             label_ids = _padded(self.model.labels.encode(dataset))
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         return PredictionOutput(predictions, label_ids, metrics)  # type: ignore[arg-type]
+
+    @property
+    def _prediction_options(self) -> dict[str, Any]:
+        runtime = Runtime(self.args.num_threads, self._report, self.work)
+        return {"batch_size": self.args.per_device_eval_batch_size, "runtime": runtime}
 
     @property
     def _report(self) -> Progress | None:
