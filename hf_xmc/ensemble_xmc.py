@@ -1,4 +1,4 @@
-"""Several trained models as one: their scores or their ranks averaged."""
+"""Ensembles: the weighted mean of the scores or ranks of several trained models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
@@ -26,7 +27,7 @@ COMBINATIONS = ("scores", "ranks")
 @dataclass(frozen=True)
 class MemberFeatures:
     """
-    The same documents as each model of an ensemble takes them.
+    The features of documents for each model of an ensemble.
 
     Args:
         members (`Sequence[Features]`): Features for each model.
@@ -40,17 +41,16 @@ class MemberFeatures:
 
 class XMCEnsemble(PredictMixin, SelfContainedModel):
     """
-    Tags text with the labels on which several models agree most.
+    Predicts labels by the weighted mean of several models.
 
-    The models may be of any methods, linear ones among them. They must have the same labels, in whatever order. An
-    ensemble is saved as one folder with a subfolder for each model, and loaded, evaluated and used in pipelines as any
-    other model.
+    The models may be of any method and must have the same labels, in any order. An ensemble is saved as one folder
+    with a subfolder for each model. It is loaded, evaluated and used in pipelines like any other model.
 
     Args:
         config ([`XMCEnsembleConfig`]):
             Configuration.
         members (`Sequence[XMCForTextClassification]`):
-            The trained models, as many as the configuration names.
+            The trained models, one for each entry of `config.members`.
 
     Example:
 
@@ -68,11 +68,11 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         super().__init__(config)
         self.members = nn.ModuleList()
         self.post_init()
-        # Only now: initialising would reset weights of models that were not loaded from files.
+        # After `post_init`, which would initialise the weights of models that were not loaded from files.
         self.members.extend(members)
         _check_config(config, len(members))
         self.labels: Labels = _common_labels(members, config.members or ())
-        # The ensemble's id of each label of each model.
+        # For each model, the ids of its labels in the ensemble.
         self._label_ids = [torch.from_numpy(self.labels.ids(member.labels.names)) for member in members]  # type: ignore[union-attr]
 
     @classmethod
@@ -84,13 +84,13 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         **config_kwargs: Any,
     ) -> XMCEnsemble:
         """
-        An ensemble of trained models.
+        Creates an ensemble of trained models.
 
         Args:
             members (`Sequence[XMCForTextClassification or str]`):
-                Models, or their folders or ids on the Hub.
+                Models, or their folders or Hub ids.
             weights (`Sequence[float]`, *optional*):
-                Weight of each, of any sum; the same for all by default.
+                Weight of each model, of any sum; equal by default.
             combine (`str`, *optional*, defaults to `"scores"`):
                 `"scores"` or `"ranks"`, see [`XMCEnsembleConfig`].
             config_kwargs:
@@ -102,11 +102,11 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             else XMCForTextClassification.from_pretrained(member)
             for member in members
         ]
-        given = [1.0] * len(loaded) if weights is None else [float(weight) for weight in weights]
-        total = sum(given)
+        values = [1.0] * len(loaded) if weights is None else [float(weight) for weight in weights]
+        total = sum(values)
         config = XMCEnsembleConfig(
             members=[f"member-{place}" for place in range(1, len(loaded) + 1)],
-            weights=[weight / total for weight in given] if total else given,
+            weights=[weight / total for weight in values] if total else values,
             combine=combine,
             **config_kwargs,
         )
@@ -115,27 +115,11 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
     # ---- Prediction ----
 
     def featurize(self, texts: Sequence[str], num_threads: int | None = None, batch_size: int = 32) -> MemberFeatures:
-        """
-        Features of texts for each model.
-
-        Args:
-            texts (`Sequence[str]`):
-                The documents.
-            num_threads (`int`, *optional*):
-                Threads to use for TF-IDF; all cores by default.
-            batch_size (`int`, *optional*, defaults to 32):
-                Texts that go through an encoder together.
-        """
+        """Returns the features of texts for each model, see [`~XMCForTextClassification.featurize`]."""
         return MemberFeatures([member.featurize(texts, num_threads, batch_size) for member in self.models])
 
     def prepare_vectors(self, vectors: Features) -> MemberFeatures:
-        """
-        Given vectors as each model takes them.
-
-        Args:
-            vectors ([`Features`]):
-                Vectors as they come with the data.
-        """
+        """Returns input vectors as each model takes them."""
         return MemberFeatures([member.prepare_vectors(vectors) for member in self.models])
 
     def forward(
@@ -147,19 +131,19 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         predict_with: str | None = None,
     ) -> XMCOutput:
         """
-        Searches the best labels of each document.
+        Finds the best labels of each document.
 
         Args:
             features ([`MemberFeatures`]):
-                Documents as [`~XMCEnsemble.featurize`] makes them.
+                Documents, see [`~XMCEnsemble.featurize`].
             top_k (`int`, *optional*):
-                Labels per document; that of the configuration by default.
+                Number of labels per document; defaults to the configuration.
             beam_size (`int`, *optional*):
-                Nodes kept per level; those of each model by default. 0 keeps all: exact search.
+                Number of nodes kept per level; each model has its own by default. 0 keeps all: exact search.
             num_threads (`int`, *optional*):
-                Threads to use; all cores by default.
+                Number of threads of the rankers; all cores by default.
             predict_with (`str`, *optional*):
-                `"ranker"`, `"heads"` or `"both"` for all models; what each says itself by default.
+                `"ranker"`, `"heads"` or `"both"` for all models; each model has its own by default.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
@@ -178,17 +162,10 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         predict_with: str | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        What each model puts forward.
-
-        Args:
-            features ([`MemberFeatures`]): Documents.
-            top_k (`int`): Labels wanted per document.
-            beam_size (`int`, *optional*): Nodes kept per level.
-            num_threads (`int`, *optional*): Threads to use.
-            predict_with (`str`, *optional*): What predicts.
+        Returns the candidates of each model, at least `top_k`; the arguments are those of `forward`.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: scores and label ids of the ensemble, -1 for none, of shape
+            `tuple[torch.Tensor, torch.Tensor]`: scores and label ids in the ensemble (padded with -1) of shape
             `(models, batch, labels)`, best first.
         """
         if top_k < 1:
@@ -197,8 +174,8 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         predict_with = self.config.predict_with if predict_with is None else predict_with
         count = min(max(top_k, self.config.candidates), len(self.labels))
         scores, indices = [], []
-        for member, own, ids in zip(self.models, features.members, self._label_ids, strict=True):
-            output = member(own, count, beam_size, num_threads, predict_with)
+        for member, inputs, ids in zip(self.models, features.members, self._label_ids, strict=True):
+            output = member(inputs, count, beam_size, num_threads, predict_with)
             scores.append(output.scores)
             known = ids.to(output.indices.device)[output.indices.clamp(min=0)]
             indices.append(known.masked_fill(output.indices < 0, -1))
@@ -212,7 +189,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
     # ---- Files ----
 
     def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
-        """Writes all models, each into its subfolder; the code of the ensemble loads them as well."""
+        """Writes each model into its subfolder, without code: the code of the ensemble loads them."""
         for name, member in zip(self.config.members or (), self.models, strict=True):
             member.save_pretrained(os.path.join(folder, name), self_contained=False, max_shard_size=max_shard_size)
 
@@ -222,7 +199,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
     def _save_weights(  # type: ignore[override]
         self, folder: str | os.PathLike, is_main_process: bool, max_shard_size: int | str, token: Any = None
     ) -> None:
-        """Writes the configuration; the ensemble has no weights beside those of its models."""
+        """Writes the configuration; the ensemble itself has no weights."""
         if is_main_process:
             self.config.architectures = [type(self).__name__]
             self.config.save_pretrained(folder)
@@ -236,14 +213,14 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
 
         Args:
             pretrained_model_name_or_path (`str` or `os.PathLike`):
-                A folder that [`~XMCEnsemble.save_pretrained`] wrote, or a model id on the Hub.
+                A folder written by [`~XMCEnsemble.save_pretrained`], or a model id on the Hub.
             args:
-                None are taken.
+                Not supported.
             kwargs:
                 Passed to [`~XMCForTextClassification.from_pretrained`] of each model.
         """
         if args or kwargs.pop("output_loading_info", False):
-            raise TypeError("An ensemble takes its models from its folder alone, and tells nothing of their loading.")
+            raise TypeError("`XMCEnsemble.from_pretrained` takes no positional arguments or `output_loading_info`.")
         config = kwargs.pop("config", None)
         hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
         if not isinstance(config, XMCEnsembleConfig):
@@ -264,37 +241,30 @@ def combine_members(
     scores: torch.Tensor, indices: torch.Tensor, weights: Sequence[float], combine: str, top_k: int
 ) -> XMCOutput:
     """
-    The best labels by the weighted mean of what several models say.
+    Returns the best labels by the weighted mean over several models; ties are broken by label id.
 
     Args:
-        scores (`torch.Tensor` of shape `(models, batch, labels)`):
-            Scores, best first.
-        indices (`torch.Tensor` of shape `(models, batch, labels)`):
-            Label ids, -1 for none.
-        weights (`Sequence[float]`):
-            Weight of each model.
-        combine (`str`):
-            `"scores"` or `"ranks"`.
-        top_k (`int`):
-            Labels per document; of equal ones that of the smaller id comes first.
+        scores (`torch.Tensor` of shape `(models, batch, labels)`): Scores, best first.
+        indices (`torch.Tensor` of shape `(models, batch, labels)`): Label ids, padded with -1.
+        weights (`Sequence[float]`): Weight of each model.
+        combine (`str`): `"scores"` or `"ranks"`.
+        top_k (`int`): Number of labels per document.
     """
     places = torch.arange(1, scores.shape[2] + 1, device=scores.device)
     values = scores if combine == "scores" else (1 / places).expand_as(scores)
     factors = torch.tensor(list(weights), device=scores.device).view(-1, 1, 1)
     values = (values * factors).masked_fill(indices < 0, 0)
-    # Side by side, the same labels next to each other, then the sum over each run of them.
+    # Sorts the labels of all models, so that equal labels form runs, and sums over each run.
     labels, order = torch.cat(list(indices), dim=1).sort(dim=1, stable=True)
     values = torch.cat(list(values), dim=1).gather(1, order)
-    run = torch.nn.functional.pad((labels[:, 1:] != labels[:, :-1]).cumsum(dim=1), (1, 0))
+    run = functional.pad((labels[:, 1:] != labels[:, :-1]).cumsum(dim=1), (1, 0))
     sums = torch.zeros_like(values).scatter_add_(1, run, values)
     names = torch.full_like(labels, -1).scatter_(1, run, labels)
-    # What is no label comes after labels that score 0.
+    # -1 ranks padding after labels of score 0.
     best, order = sums.masked_fill(names < 0, -1).sort(dim=1, descending=True, stable=True)
     best, names = best[:, :top_k].clamp(min=0), names.gather(1, order)[:, :top_k]
-    lacking = (0, top_k - best.shape[1])
-    return XMCOutput(
-        scores=torch.nn.functional.pad(best, lacking), indices=torch.nn.functional.pad(names, lacking, value=-1)
-    )
+    padding = (0, top_k - best.shape[1])
+    return XMCOutput(scores=functional.pad(best, padding), indices=functional.pad(names, padding, value=-1))
 
 
 def _check_config(config: XMCEnsembleConfig, count: int) -> None:
@@ -304,15 +274,15 @@ def _check_config(config: XMCEnsembleConfig, count: int) -> None:
     if config.candidates < 1:
         raise ValueError(f"`candidates` must be at least 1, not {config.candidates}.")
     if not count or len(names) != count:
-        raise ValueError(f"An ensemble needs models: its configuration names {len(names)}, and {count} are there.")
+        raise ValueError(f"`members` has {len(names)} names for {count} models. At least one model is needed.")
     if len(weights) != count:
-        raise ValueError(f"There are {len(weights)} weights for {count} models: give one for each.")
+        raise ValueError(f"`weights` has {len(weights)} values for {count} models. Pass one for each model.")
     if not all(weight >= 0 and math.isfinite(weight) for weight in weights) or not sum(weights) > 0:
-        raise ValueError(f"The weights {weights} must not be negative, and not all 0.")
+        raise ValueError(f"`weights` is {weights}; the values must not be negative, and not all 0.")
 
 
 def _common_labels(members: Sequence[XMCForTextClassification], names: Sequence[str]) -> Labels:
-    """The labels of the first model, which the others must have, too."""
+    """Returns the labels of the first model; raises an error if the others have different labels."""
     for member, name in zip(members, names, strict=True):
         if member.labels is None:
             raise ValueError(f"The model `{name}` has no labels: train it first.")
@@ -320,12 +290,12 @@ def _common_labels(members: Sequence[XMCForTextClassification], names: Sequence[
     assert first is not None
     known = set(first.names)
     for member, name in zip(members[1:], names[1:], strict=True):
-        own = set(member.labels.names)  # type: ignore[union-attr]
-        if own != known:
-            example = sorted(own ^ known)[0]
+        others = set(member.labels.names)  # type: ignore[union-attr]
+        if others != known:
+            example = sorted(others ^ known)[0]
             missing = name if example in known else names[0]
             raise ValueError(
-                f"The models `{names[0]}` and `{name}` have different labels, {len(known)} and {len(own)}: "
-                f"{example!r:.80}, for one, is not in `{missing}`. Only models of the same labels can be averaged."
+                f"The models `{names[0]}` and `{name}` have different labels ({len(known)} and {len(others)}): "
+                f"{example!r:.80} is missing in `{missing}`. Train all models on the same labels."
             )
     return first

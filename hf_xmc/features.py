@@ -1,4 +1,4 @@
-"""Documents (or labels) as vectors: a sparse part, a dense part, or both side by side."""
+"""Feature vectors of documents or labels: a sparse part, a dense part, or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .kernels_search import scaled_rows, squared_norms
 @dataclass(frozen=True)
 class Features:
     """
-    Rows of `[sparse ; dense]` features. The dense part stays dense: embeddings are never turned into sparse rows.
+    Rows of `[sparse ; dense]` features; the two parts are stored separately.
 
     Args:
         sparse (`csr_matrix`, *optional*):
@@ -27,15 +27,15 @@ class Features:
 
     def __post_init__(self) -> None:
         if self.sparse is None and self.dense is None:
-            raise ValueError("Features need a sparse part, a dense part or both; neither was given.")
+            raise ValueError("Pass `sparse`, `dense` or both.")
         if self.sparse is not None:
             object.__setattr__(self, "sparse", _checked_sparse(self.sparse))
         if self.dense is not None:
             object.__setattr__(self, "dense", _checked_dense(self.dense))
         if self.sparse is not None and self.dense is not None and self.sparse.shape[0] != self.dense.shape[0]:
             raise ValueError(
-                f"The sparse part has {self.sparse.shape[0]} rows and the dense part {self.dense.shape[0]}: "
-                "both must describe the same documents."
+                f"`sparse` has {self.sparse.shape[0]} rows, but `dense` has {self.dense.shape[0]}. "
+                "Both need one row per document."
             )
 
     def __len__(self) -> int:
@@ -48,11 +48,11 @@ class Features:
         )
 
     def followed_by(self, other: Features) -> Features:
-        """These rows and then those of `other`, which has the same columns."""
+        """Returns these rows followed by those of `other`, which has the same columns."""
         if (self.num_sparse, self.num_dense) != (other.num_sparse, other.num_dense):
             raise ValueError(
-                f"Rows of {self.num_sparse} + {self.num_dense} columns cannot be followed by rows of "
-                f"{other.num_sparse} + {other.num_dense}."
+                f"Rows of {self.num_sparse} sparse and {self.num_dense} dense columns cannot be followed by rows of "
+                f"{other.num_sparse} and {other.num_dense}."
             )
         sparse = [rows.sparse for rows in (self, other) if rows.sparse is not None]
         dense = [rows.dense for rows in (self, other) if rows.dense is not None]
@@ -71,7 +71,7 @@ class Features:
         return 0 if self.dense is None else int(self.dense.shape[1])
 
     def raised(self, power: float) -> Features:
-        """The values of the sparse part raised to a power, with their signs; the dense part stays as it is."""
+        """Returns the features with the values of the sparse part raised to a power, keeping their signs."""
         if power == 1 or self.sparse is None:
             return self
         data = np.sign(self.sparse.data) * np.abs(self.sparse.data) ** np.float32(power)
@@ -79,7 +79,7 @@ class Features:
         return Features(raised, self.dense)
 
     def normalized(self) -> Features:
-        """Each part scaled to unit length, row by row; zero rows stay zero. Unit rows are returned as they are."""
+        """Returns the features with each row of each part scaled to unit length; zero rows stay zero."""
         sparse = None if self.sparse is None else normalize_rows(self.sparse)
         dense = self.dense
         if dense is not None:
@@ -89,10 +89,10 @@ class Features:
 
 
 def normalize_rows(matrix: csr_matrix) -> csr_matrix:
-    """The rows of a sparse matrix scaled to unit length, the same matrix where they are; zero rows stay zero."""
+    """Returns a sparse matrix with rows of unit length or 0; the same matrix if it has such rows already."""
     squares = squared_norms(matrix.indptr, matrix.data)
     squares[squares == 0] = 1
-    # Twice the error of a length; scaling by less than this changes no ranking, and a copy of a large matrix is dear.
+    # Twice the rounding error of a norm. Smaller corrections change no ranking, and copying a large matrix is slow.
     if np.abs(squares - 1).max(initial=0) <= 2e-5:
         return matrix
     data = scaled_rows(matrix.indptr, matrix.data, 1 / np.sqrt(squares))
@@ -101,20 +101,18 @@ def normalize_rows(matrix: csr_matrix) -> csr_matrix:
 
 def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
     matrix = csr_matrix(matrix, dtype=np.float32)
-    # scipy does not look, and the compiled loops would write beyond their arrays.
+    # scipy does not check this, and the compiled loops would write beyond their arrays.
     if matrix.nnz and (matrix.indices.min() < 0 or matrix.indices.max() >= matrix.shape[1]):
-        raise ValueError(f"The sparse features name a column outside 0..{matrix.shape[1] - 1}.")
+        raise ValueError(f"The sparse features have a column index outside 0..{matrix.shape[1] - 1}.")
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     if not matrix.has_canonical_format:
         row = _first_duplicate_row(matrix)
-        raise ValueError(
-            f"Row {row} of the sparse features names one column twice. Add such entries up first (`sum_duplicates`)."
-        )
+        raise ValueError(f"Row {row} of the sparse features has a column index twice. Call `sum_duplicates` first.")
     if not np.isfinite(matrix.data).all():
         entry = int(np.flatnonzero(~np.isfinite(matrix.data))[0])
         row = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
-        raise ValueError(f"Row {row} of the sparse features holds {matrix.data[entry]}: all values must be finite.")
+        raise ValueError(f"Row {row} of the sparse features has the value {matrix.data[entry]}; it must be finite.")
     return matrix
 
 
@@ -127,10 +125,8 @@ def _first_duplicate_row(matrix: csr_matrix) -> int:
 def _checked_dense(matrix: np.ndarray) -> np.ndarray:
     matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     if matrix.ndim != 2:
-        raise ValueError(f"Dense features must have two dimensions (documents, dimensions), not shape {matrix.shape}.")
+        raise ValueError(f"Dense features must have the shape (documents, dimensions), not {matrix.shape}.")
     finite = np.isfinite(matrix).all(axis=1)
     if not finite.all():
-        raise ValueError(
-            f"Row {int(np.argmin(finite))} of the dense features is not finite: all values must be finite."
-        )
+        raise ValueError(f"Row {int(np.argmin(finite))} of the dense features has values that are not finite.")
     return matrix

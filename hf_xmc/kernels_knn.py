@@ -1,4 +1,4 @@
-"""The compiled loops of prediction by similar documents."""
+"""The compiled loops of the k-nearest-neighbour ranker."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ def vote(
     labels, votes, count, power, out_scores, out_labels
 ):  # fmt: skip
     """
-    Labels of the `count` documents most similar to each of the documents `first_document .. last_document`.
+    Finds the labels of the `count` training documents most similar to each of `first_document .. last_document`.
 
-    Documents known from training are listed by term: those of term `t`, with their weights in it, from `term_begin[t]`
-    on; their labels from `label_begin[document]` on. Each votes for its labels with its similarity raised to `power`.
-    A score is the share of a label in the strength of all voters. `votes` (one per label) comes and leaves zeroed.
-    `out_labels` gets -1 where there are fewer labels than columns.
+    The training documents with term `t` and its weights start at `term_begin[t]`, the labels of a training document at
+    `label_begin[document]`. Each votes for its labels with its similarity raised to `power`; a score is the share of a
+    label of all votes. `votes` (one per label) is zero before and after. `out_labels` is padded with -1.
     """
     top_k = out_scores.shape[1]
     similarities = np.zeros(label_begin.shape[0] - 1, dtype=np.float32)
     similarity_bits, vote_bits = similarities.view(np.uint32), votes.view(np.uint32)
     voters = np.empty(2 * count, dtype=np.uint64)
     best = np.empty(2 * top_k, dtype=np.uint64)
-    nothing = candidate_of(_NOT_SIMILAR, 0)  # all that have a score are better candidates
+    nothing = candidate_of(_NOT_SIMILAR, 0)  # worse than every candidate with a score
     for i in range(last_document - first_document):
         document = first_document + i
         similarities[:] = 0
@@ -37,7 +36,7 @@ def vote(
                 similarities[term_documents[q]] += data[p] * term_weights[q]
         worst, kept, bound = nothing, 0, np.float32(0)
         for known in range(similarities.shape[0]):
-            # Nearly all end here.
+            # Most documents fail this test.
             if similarities[known] > bound:
                 kept, worst = _keep(voters, kept, worst, candidate_of(similarity_bits[known], known), count)
                 if worst > nothing:
@@ -45,7 +44,7 @@ def vote(
         if kept > count:
             select(voters[:kept], count)
             kept = count
-        # Shares stay the same if the most similar one votes with 1, and powers of small numbers do not vanish.
+        # Relative to the largest similarity, shares are the same, and powers of small numbers do not underflow.
         largest, total = np.float32(0), np.float32(0)
         for v in range(kept):
             largest = max(largest, similarities[candidate_node(voters[v])])
@@ -76,7 +75,7 @@ def vote(
 
 @compiled
 def _keep(candidates, kept, worst, candidate, limit):
-    """Adds a candidate that is better than `worst`, the last of the best so far; of twice `limit` the best stay."""
+    """Adds a candidate if it is better than `worst`; reduces twice `limit` candidates to the `limit` best."""
     if candidate > worst:
         candidates[kept] = candidate
         kept += 1

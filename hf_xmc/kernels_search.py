@@ -1,10 +1,10 @@
 """
 The compiled inner loops of prediction: beam search through blocks of sibling classifiers.
 
-The children of a node are cut into blocks of at most [`LANES`] siblings. A block stores one record per feature it
-knows: the feature, a scale and sixteen weights, next to each other because a search needs either all or none of them.
-Records are sorted by a hash of the feature, with the first record of every hash bucket in a table: finding a
-document's feature costs one look into the table and rarely more than one comparison.
+The children of a node are split into blocks of at most [`LANES`] siblings. A block stores one record per feature: the
+feature, a scale and sixteen weights, next to each other because a search needs either all or none of them. Records
+are sorted by a hash of the feature, and a table has the first record of every hash bucket. So finding a feature costs
+one look-up in the table and rarely more than one comparison.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SQUARED_HINGE, LOGISTIC = 0, 1
 _SIGN = np.uint32(1 << 31)
 _LAST_NODE = np.int64((1 << 32) - 1)
 _MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: spreads neighbouring feature ids over the table
-_ROWS_PER_LOOKUP = 4  # rows entered in a table in the time that it saves over one look by hash
+_ROWS_PER_LOOKUP = 4  # rows that are entered in a table in the time that it saves over one hash look-up
 
 
 @compiled
 def squared_norms(indptr, data):
-    """Squared length of each sparse row."""
+    """Returns the squared norm of each sparse row."""
     norms = np.zeros(indptr.shape[0] - 1, dtype=np.float32)
     for row in range(norms.shape[0]):
         total = 0.0
@@ -35,7 +35,7 @@ def squared_norms(indptr, data):
 
 @compiled
 def scaled_rows(indptr, data, factors):
-    """The values of a sparse matrix, each row multiplied by its factor."""
+    """Returns the values of a sparse matrix, each row multiplied by its factor."""
     scaled = np.empty_like(data)
     for row in range(factors.shape[0]):
         for p in range(indptr[row], indptr[row + 1]):
@@ -54,7 +54,7 @@ def bucket_bits(num_rows):
 
 @compiled
 def hash_order(features, bits):
-    """The order that sorts rows by hash bucket (ties stay as they are) and the first row of each bucket."""
+    """Returns the stable order of rows by hash bucket, and the first row of each bucket."""
     buckets = 1 << bits
     starts = np.zeros(buckets + 1, dtype=np.int32)
     for row in range(features.shape[0]):
@@ -72,7 +72,7 @@ def hash_order(features, bits):
 
 @compiled
 def _bucket(feature, bits):
-    # numba widens the product to 64 bits: cut it back, then take the highest `bits` of the 32.
+    # numba widens the product to 64 bits: truncate it, then take the highest `bits` of the 32.
     return np.int64(np.uint64(np.uint32(np.uint32(feature) * _MULTIPLIER)) >> np.uint64(32 - bits))
 
 
@@ -92,10 +92,9 @@ def _rows_by_hash(
     factors
 ):  # fmt: skip
     """
-    Writes the rows of a block which a document needs to `hits`, and what to multiply them by to `factors`.
+    Writes the rows of a block for the features of a document to `hits`, and their factors to `factors`.
 
-    Three loops rather than one: those without branches let their memory accesses, mostly cache misses, overlap.
-    Returns how many rows they are.
+    Returns the number of rows. There are three loops because loops without branches overlap their cache misses.
     """
     first_row, first_bucket = row_begin[block], bucket_begin[block]
     bits = bucket_bits(row_begin[block + 1] - first_row)
@@ -119,7 +118,7 @@ def _rows_by_hash(
 
 @compiled
 def _rows_by_table(indices, data, begin, end, first_row, table, scales, hits, factors):
-    """As [`_rows_by_hash`], with the row of each feature, counted from 1, in a table: no branch that depends on it."""
+    """As [`_rows_by_hash`], with a table of the row of each feature (counted from 1), without branches."""
     found = 0
     for p in range(begin, end):
         row = table[indices[p]]
@@ -154,9 +153,9 @@ def _log_probability(logit, loss):
 @compiled
 def candidate_of(bits, node):
     """
-    A score and a node as one number: of two, the better has the higher score or, of equal ones, the lower node.
+    Packs a score and a node into one number, ordered by score; of equal scores the lower node is larger.
 
-    `bits` is the score's float32 read as uint32. Numbers are all different, so the best ones never depend on the order
+    `bits` is the float32 score read as uint32. All numbers are different, so the best ones do not depend on the order
     of the search.
     """
     ordered = ~bits if bits & _SIGN else bits | _SIGN
@@ -176,7 +175,7 @@ def candidate_bits(candidate):
 
 @compiled
 def select(candidates, limit):
-    """Brings the `limit` best candidates to the front, the worst of them last: quickselect without branches inside."""
+    """Moves the `limit` best candidates to the front, the worst of them last: quickselect with a branchless loop."""
     first, last = 0, candidates.shape[0] - 1
     target = limit - 1
     while first < last:
@@ -207,18 +206,16 @@ def search(
     table, out_scores, out_nodes
 ):  # fmt: skip
     """
-    Best nodes that are `num_levels` below the first ones for the documents `first_document .. last_document`.
+    Finds the best nodes `num_levels` below the first ones for the documents `first_document .. last_document`.
 
-    The search starts from `beam_nodes`, (documents, nodes) with -1 after the last of a document, whose logarithms of
-    probabilities are `beam_scores`. A beam of `beam_size` nodes goes down the tree, ranked by the product of the
-    probabilities along the path. The last level is ranked by that product as well (`by_path`; logarithms are returned)
-    or by its own logit alone.
-    `out_nodes` gets node numbers of the whole tree, -1 where a document has fewer candidates than columns.
+    The search starts from `beam_nodes`, (documents, nodes) padded with -1, with the log-probabilities `beam_scores`. A
+    beam of `beam_size` nodes descends the tree, ranked by the product of the probabilities along the path. The last
+    level is ranked by that product (`by_path`; its logarithm is returned) or by its logit alone. `out_nodes` has the
+    numbers of nodes in the whole tree, padded with -1.
 
-    All documents descend together, node by node: the classifiers of a node are fetched once for all that visit it.
-    Where these have enough non-zeros for the rows of the node, the rows are first entered in `table` (one zero per
-    feature, or empty to do without; zeroed again afterwards), in which they are found several times as fast as by
-    hash.
+    All documents descend together, node by node: the classifiers of a node are fetched once for all documents that
+    visit it. If these have enough non-zeros, the rows of the node are first entered in `table` (one zero per feature,
+    or empty; zero again afterwards), in which a look-up is several times as fast as by hash.
     """
     count, top_k = out_scores.shape
     sizes = np.zeros(count, dtype=np.int64)
@@ -238,11 +235,11 @@ def search(
         last = level == num_levels - 1
         limit = top_k if last else beam_size
         summed = by_path or not last
-        # Candidates better than the `limit` best so far are added to them; of twice as many the best stay.
+        # Candidates better than the `limit` best so far are appended; twice as many are reduced to the best.
         candidates = np.empty((count, 2 * limit + LANES), dtype=np.uint64)
         kept = np.zeros(count, dtype=np.int64)
         worst = np.zeros(count, dtype=np.uint64)
-        # The best nodes of a beam come first: after them few other candidates are good enough.
+        # The best nodes of a beam are visited first: then few other candidates are good enough.
         positions = np.array([0, _first_visits(limit), beam_nodes.shape[1]])
         for part in range(2):
             visits = _visits_by_node(
@@ -316,7 +313,7 @@ def search(
 
 @compiled
 def _first_visits(limit):
-    """How many nodes are visited before the others: twice as many candidates as are kept."""
+    """Number of nodes that are visited first: they give twice as many candidates as are kept."""
     return -(-2 * limit // LANES)
 
 
@@ -330,10 +327,10 @@ def _write_beam(best, beam_bits, beam_nodes):
 @compiled
 def _visits_by_node(beam_bits, beam_nodes, sizes, first, last, child_begin, summed, worst):
     """
-    (document, position in its beam) of the visits at positions `first .. last`, visits of one node next to each other.
+    Returns (document, position in its beam) of the visits at positions `first .. last`, grouped by node.
 
-    Where scores are `summed`, no child is better than its parent: nodes are left out whose children would all be
-    worse than `worst`.
+    If scores are `summed`, no child is better than its parent: nodes whose children are all worse than `worst` are
+    skipped.
     """
     longest = np.int64(0)
     for i in range(sizes.shape[0]):
@@ -355,7 +352,7 @@ def _visits_by_node(beam_bits, beam_nodes, sizes, first, last, child_begin, summ
     distinct = nodes.max() - lowest + 1
     if distinct > total:
         return visits[np.argsort(nodes, kind="mergesort")]
-    # So many visits are counted faster than sorted.
+    # Counting sort is faster for this many visits.
     begin = np.zeros(distinct + 1, dtype=np.int64)
     for at in range(total):
         begin[nodes[at] - lowest + 1] += 1

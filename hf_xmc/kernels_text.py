@@ -1,13 +1,15 @@
 """
 The compiled inner loops of [`TfidfFeaturizer`]: text to symbols, symbols to n-grams, n-grams to counts and weights.
 
-Text is an array of code points, several documents one after the other with their `bounds`. A *symbol* is a positive
-number: a word's number in the lexicon, or a code point plus one; 0 is a gap that no n-gram spans. An n-gram is a node
-of a trie whose keys are exact, `parent node << 32 | symbol`, so unlike with hashed n-grams no two ever collide.
+Text is an array of code points: concatenated documents with their `bounds`. A *symbol* is a positive number: the
+number of a word in the lexicon, or a code point plus one. 0 is a gap that no n-gram spans. An n-gram is a node of a
+trie whose keys are exact (`parent node << 32 | symbol`), so there are no collisions, unlike with hashed n-grams.
 
-Lexicon and trie are open-addressed hash tables with rows (key, value): a power of two of them, at most half in use,
-value 0 = free. Words are numbered from 1, the code points of each are `chars[ends[word - 1] : ends[word]]`, and only a
-word with the same code points is the same word. Node 0 is the root of the trie.
+Lexicon and trie are open-addressed hash tables with rows (key, value). The number of rows is a power of two, at most
+half of them are used, and value 0 marks a free row. Words are numbered from 1 and have the code points
+`chars[ends[word - 1] : ends[word]]`. Node 0 is the root of the trie.
+
+`tfidf.py` says why no library serves.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def _home(key, mask):
 
 @njit(cache=True, nogil=True)
 def resized(table, rows):
-    """The same table with another number of rows, a power of two."""
+    """Returns the table with another number of rows, a power of two."""
     mask = rows - 1
     other = np.zeros((rows, 2), np.uint64)
     for i in range(table.shape[0]):
@@ -45,14 +47,14 @@ def resized(table, rows):
 
 @njit(cache=True, nogil=True)
 def _copy(source, start, stop, target, place):
-    """`target[place : ...] = source[start:stop]`, which as an expression takes seconds to compile."""
+    """Like `target[place : ...] = source[start:stop]`, which takes seconds to compile."""
     for i in range(start, stop):
         target[place + i - start] = source[i]
 
 
 @njit(cache=True, nogil=True)
 def _extended(array, size):
-    """`array` with zeros behind it, at least twice as long."""
+    """Returns `array` followed by zeros, at least twice as long."""
     other = np.zeros(max(size, 2 * array.shape[0]), array.dtype)
     _copy(array, 0, array.shape[0], other, 0)
     return other
@@ -107,7 +109,7 @@ def _add_word(table, ends, chars, word, row, digest, codes, start, stop):
 
 @njit(cache=True, nogil=True)
 def _next_run(codes, start, stop, inside):
-    """First longest run of code points of the class `inside` at or after `start`; empty at the end."""
+    """Returns the next maximal run of code points of the class `inside`; empty at the end."""
     while start < stop and not inside[codes[start]]:
         start += 1
     end = start
@@ -119,10 +121,10 @@ def _next_run(codes, start, stop, inside):
 @njit(cache=True, nogil=True)
 def read_words(codes, bounds, inside, table, ends, chars, words, learn):
     """
-    Symbols of the documents' words, two and more code points of the class `inside`, and their bounds.
+    Returns the symbols of the documents' words (two or more code points of the class `inside`), their bounds and the
+    lexicon (`table`, `ends`, `chars`, number of `words`).
 
-    A word that the lexicon (`table`, `ends`, `chars`, number of `words`) lacks is a gap or, with `learn`, added.
-    Returns the lexicon too.
+    An unknown word is added to the lexicon with `learn`; otherwise it is a gap.
     """
     symbols = np.empty(codes.shape[0] // 2 + 1, np.uint32)
     symbol_bounds = np.zeros(bounds.shape[0], np.int64)
@@ -147,7 +149,7 @@ def read_words(codes, bounds, inside, table, ends, chars, words, learn):
 
 @njit(cache=True, nogil=True)
 def read_chars(codes, bounds, inside):
-    """Symbols of the documents' characters, each run of the class `inside` between two spaces and before a gap."""
+    """Returns the symbols of the characters; each run of the class `inside` is between spaces and before a gap."""
     symbols = np.empty(codes.shape[0] + 3 * (codes.shape[0] + bounds.shape[0]) // 2, np.uint32)
     symbol_bounds = np.zeros(bounds.shape[0], np.int64)
     size = 0
@@ -190,9 +192,9 @@ def _add_child(table, parent, symbol, row, node):
 @njit(cache=True, nogil=True)
 def count_ngrams(symbols, bounds, min_n, max_n, whole):
     """
-    Trie of the n-grams of `min_n` to `max_n` symbols, with `whole` also of shorter stretches from gap to gap.
+    Returns the trie of the n-grams of `min_n` to `max_n` symbols and, with `whole`, of shorter runs from gap to gap.
 
-    Returns the trie and, per node, the number of documents that have it and how often it occurs (0: a mere prefix).
+    Also returns, per node, the number of documents with it and the number of its occurrences (0 for mere prefixes).
     """
     table, nodes = np.zeros((4096, 2), np.uint64), 1
     documents, occurrences, seen = np.zeros(2048, np.int64), np.zeros(2048, np.int64), np.zeros(2048, np.int64)
@@ -224,7 +226,7 @@ def count_ngrams(symbols, bounds, min_n, max_n, whole):
 
 @njit(cache=True, nogil=True)
 def node_keys(table, nodes):
-    """Keys of the trie by node."""
+    """Returns the keys of the trie by node."""
     keys = np.zeros(nodes, np.uint64)
     for row in range(table.shape[0]):
         if table[row, 1] != _FREE:
@@ -234,7 +236,7 @@ def node_keys(table, nodes):
 
 @njit(cache=True, nogil=True)
 def merge_words(table, ends, chars, words, other_ends, other_chars, other_words):
-    """Adds another lexicon's words. Returns the lexicon and the new number of each word of the other."""
+    """Adds the words of another lexicon. Returns the lexicon and the new numbers of these words."""
     numbers = np.zeros(other_words + 1, np.uint32)
     for word in range(1, other_words + 1):
         start, stop = other_ends[word - 1], other_ends[word]
@@ -250,9 +252,9 @@ def merge_words(table, ends, chars, words, other_ends, other_chars, other_words)
 
 @njit(cache=True, nogil=True)
 def merge_ngrams(table, documents, occurrences, nodes, keys, other_documents, other_occurrences, numbers):
-    """Adds another trie's nodes and counts, its symbols renumbered by `numbers` unless that is empty."""
+    """Adds the nodes and counts of another trie; `numbers`, if not empty, renumbers its symbols."""
     places = np.zeros(keys.shape[0], np.int64)
-    # A node is always younger than its parent, so the parent has its place already.
+    # The parent of a node has a smaller number, so it has been added already.
     for other in range(1, keys.shape[0]):
         parent, symbol = places[keys[other] >> _HALF], np.uint32(keys[other] & _SYMBOL)
         if numbers.shape[0]:
@@ -273,7 +275,7 @@ def merge_ngrams(table, documents, occurrences, nodes, keys, other_documents, ot
 
 @njit(cache=True, nogil=True)
 def spell(chosen, keys, ends, chars):
-    """Code points of the chosen nodes' terms, a newline behind each; without lexicon (`ends` empty) of characters."""
+    """Returns the code points of the terms of nodes, one per line; symbols are characters if `ends` is empty."""
     text, size = np.zeros(16 * chosen.shape[0] + 16, np.uint32), 0
     path = np.zeros(64, np.int64)
     for node in chosen:
@@ -306,7 +308,7 @@ def spell(chosen, keys, ends, chars):
 
 @njit(cache=True, nogil=True)
 def index_terms(symbols, bounds):
-    """Trie of the given terms, a document each: its table and the term of each node, -1 for mere prefixes."""
+    """Returns the trie of terms (one per document) and the term of each node, -1 for mere prefixes."""
     table, nodes = np.zeros((4096, 2), np.uint64), 1
     columns = np.full(symbols.shape[0] + 1, -1, np.int32)
     for term in range(bounds.shape[0] - 1):
@@ -327,7 +329,7 @@ def index_terms(symbols, bounds):
 
 @njit(cache=True, nogil=True)
 def _sort(array, other, counts, largest):
-    """`array` sorted by radix, in itself or in `other`: three times as fast here as a comparison sort."""
+    """Radix sort of `array`, in place or into `other`; three times as fast here as a comparison sort."""
     shift = 0
     while largest >> shift:
         for digit in range(2049):
@@ -347,7 +349,7 @@ def _sort(array, other, counts, largest):
 
 @njit(cache=True, nogil=True)
 def _lead_stop(symbols, start, stop, words, by_characters):
-    """Where the first `words` words of a document end. Each word is a symbol or, by characters, ends with a gap."""
+    """Returns the end of the first `words` words. A word is one symbol or, by characters, ends with a gap."""
     if not by_characters:
         return min(start + words, stop)
     while start < stop and words > 0:
@@ -360,10 +362,10 @@ def _lead_stop(symbols, start, stop, words, by_characters):
 @njit(cache=True, nogil=True)
 def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, lead_weight, power, by_characters):
     """
-    Rows of TF-IDF weights, raised to `power`, of Euclidean norm 1 as CSR arrays: row bounds, sorted columns, values.
+    Returns rows of TF-IDF weights, raised to `power`, of norm 1 as CSR arrays: row bounds, sorted columns, values.
 
-    With `lead_words` a row has a second part, columns of their own for the terms among a document's first words; its
-    length is `lead_weight` times that of the first part.
+    With `lead_words`, a row has a second part for the terms among the first words of a document; its norm is
+    `lead_weight` times that of the first part.
     """
     parts = 2 if lead_words > 0 else 1
     indptr = np.zeros(bounds.shape[0], np.int64)
@@ -383,7 +385,7 @@ def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, le
             for first in range(start, stop):
                 node = 0
                 for i in range(first, min(first + max_n, stop)):
-                    # Every prefix of a term is a node, and neither a gap nor an unknown word is a child of any.
+                    # Every prefix of a term is a node; gaps and unknown words are not children of any node.
                     node = np.int64(table[_find_child(table, node, symbols[i]), 1])
                     if node == 0:
                         break

@@ -1,4 +1,4 @@
-"""Labels by the votes of similar training documents: prediction and file."""
+"""The k-nearest-neighbour ranker: votes of similar training documents, its prediction and file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .utils import count_threads
 
 _KIND = "neighbour ranker"
 
-# Documents that a thread takes at a time.
-_DOCUMENTS = 256
+# Documents of a task of a thread.
+DOCUMENTS_PER_TASK = 256
 
 
 @dataclass(frozen=True)
 class KNNIndex:
     """
-    The training documents, listed by term, and their labels.
+    An inverted index of the training documents, and their labels.
 
     Args:
         term_begin (`np.ndarray`): First entry of each term's list, int64 (terms + 1).
@@ -43,23 +43,23 @@ class KNNIndex:
 
 class KNNRanker:
     """
-    Gives a document the labels of the training documents that are most like it.
+    Predicts the labels of the most similar training documents.
 
-    The similarity is the dot product of features. The most similar documents vote for their labels, each with its
-    similarity raised to a power; the score of a label is its share in the strength of all voters.
+    The similarity is the dot product of the features. The most similar documents vote for their labels, each with its
+    similarity raised to a power. The score of a label is its share of all votes.
 
-    By itself this is seldom better than classifiers. It knows other things than they do, documents of which there are
-    two or three alike, and so is worth most as a member of an ensemble.
+    Alone it is seldom better than linear classifiers. It is most useful in an ensemble, because it finds labels of
+    documents with only two or three similar ones.
 
     Args:
         tree (`LabelTree`):
-            The labels. Their hierarchy has no meaning here.
+            The labels; the hierarchy is not used.
         index ([`KNNIndex`]):
             The training documents.
         count (`int`, *optional*, defaults to `30`):
-            Documents that vote.
+            Number of documents that vote.
         power (`float`, *optional*, defaults to `4.0`):
-            Power that similarities are raised to; the higher, the less documents count that are less alike.
+            Exponent of the similarities; higher values give less similar documents less weight.
     """
 
     num_dense = 0
@@ -73,7 +73,7 @@ class KNNRanker:
 
     @property
     def num_sparse(self) -> int:
-        """Sparse features of the documents."""
+        """Number of sparse features."""
         return len(self.index.term_begin) - 1
 
     @property
@@ -91,37 +91,23 @@ class KNNRanker:
         start: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
-        The best labels of each document.
+        Returns the best labels of each document, see [`LinearRanker.predict`].
 
-        Args:
-            features (`Features`):
-                Documents, with the features of the training documents.
-            top_k (`int`, *optional*, defaults to `10`):
-                Labels per document.
-            beam_size (`int`, *optional*):
-                Has no meaning here: all training documents are compared.
-            num_threads (`int`, *optional*):
-                Threads to use; all cores by default. The result does not depend on it.
-            start ([`Beam`], *optional*):
-                Has no meaning here.
-
-        Returns:
-            `tuple[np.ndarray, np.ndarray]`: float32 scores in [0, 1] and int64 label ids, both `(documents, top_k)`,
-            best first; 0 and -1 where the similar documents have fewer labels.
+        `beam_size` and `start` are ignored: a document is compared with all training documents.
         """
         if top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
         if features.num_dense or features.sparse is None or features.num_sparse != self.num_sparse:
             raise ValueError(
-                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features; the ranker "
-                f"knows documents of {self.num_sparse} and 0. Make them with the model's own featurizer."
+                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
+                f"ranker was trained on {self.num_sparse} and 0. Pass the result of `model.featurize`."
             )
         sparse, count, index = features.sparse, len(features), self.index
         scores = np.empty((count, top_k), dtype=np.float32)
         labels = np.empty((count, top_k), dtype=np.int64)
 
         def run(first: int) -> None:
-            last = min(first + _DOCUMENTS, count)
+            last = min(first + DOCUMENTS_PER_TASK, count)
             votes = np.zeros(self.tree.num_labels, dtype=np.float32)
             vote(
                 sparse.indptr, sparse.indices, sparse.data, first, last, index.term_begin, index.term_documents,
@@ -130,11 +116,11 @@ class KNNRanker:
             )  # fmt: skip
 
         with ThreadPoolExecutor(count_threads(num_threads)) as pool:
-            list(pool.map(run, range(0, count, _DOCUMENTS)))
+            list(pool.map(run, range(0, count, DOCUMENTS_PER_TASK)))
         return scores, labels
 
     def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
-        """Writes `ranker.safetensors`, in shards where it is larger than one may be; the tree has its own file."""
+        """Writes `ranker.safetensors`, or its shards; the tree has a separate file."""
         metadata = {"count": str(self.count), "power": str(self.power), "tree": self.tree.digest()}
         save_sharded(save_directory, RANKER_FILE, vars(self.index), _KIND, metadata, max_shard_size)
 
@@ -142,7 +128,7 @@ class KNNRanker:
     def from_pretrained(
         cls, name_or_path: str | os.PathLike, *, tree: LabelTree | None = None, **hub_kwargs
     ) -> KNNRanker:
-        """Opens the ranker of a saved model by memory map, with its tree unless that is given."""
+        """Opens the ranker of a saved model, memory-mapped, with its tree unless `tree` is given."""
         tensors, metadata = load_sharded(name_or_path, RANKER_FILE, _KIND, **hub_kwargs)
         path = os.path.join(name_or_path, RANKER_FILE)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
@@ -151,13 +137,13 @@ class KNNRanker:
             ranker = cls(tree, index, count=int(metadata["count"]), power=float(metadata["power"]))
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"`{path}` lacks an entry ({error}): the file is damaged, save or download it again."
+                f"`{path}` lacks an entry ({error}). The file is damaged: save or download it again."
             ) from error
         if len(index.term_documents) != len(index.term_weights) or any(
             begin[-1] != len(entries)
             for begin, entries in ((index.term_begin, index.term_documents), (index.label_begin, index.labels))
         ):
-            raise ValueError(f"The lists in `{path}` do not fit together: the file is damaged, save it again.")
+            raise ValueError(f"The arrays of `{path}` have different lengths. Save or download it again.")
         if metadata.get("tree") != tree.digest():
-            raise ValueError(f"`{path}` was trained on another tree than {tree}: they belong to different models.")
+            raise ValueError(f"`{path}` was trained on another tree than {tree}. Save or download all files again.")
         return ranker

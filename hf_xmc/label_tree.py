@@ -1,4 +1,4 @@
-"""The label hierarchy as arrays, its checks and its file."""
+"""The label hierarchy: arrays, validation, file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TREE_FILE = "label_tree.safetensors"
 
 class LabelTree:
     """
-    A hierarchy of labels whose every label sits at the same depth.
+    A hierarchy of labels in which all labels have the same depth.
 
     Level 0 is the root, level `depth` are the labels. The nodes of a level are numbered so that the children of a node
     are contiguous: the children of node `b` of level `t - 1` are the nodes `child_offsets[t - 1][b]` to
@@ -44,7 +44,7 @@ class LabelTree:
 
     @property
     def level_sizes(self) -> list[int]:
-        """Number of nodes of each level, the root's children first, the labels last."""
+        """Number of nodes of each level, from the root's children to the labels."""
         return [int(offsets[-1]) for offsets in self.child_offsets]
 
     @property
@@ -54,7 +54,7 @@ class LabelTree:
 
     @cached_property
     def leaf_positions(self) -> np.ndarray:
-        """Position in the last level of every label: the inverse of `leaf_labels`."""
+        """Position of every label in the last level: the inverse of `leaf_labels`."""
         positions = np.empty(self.num_labels, dtype=np.int64)
         positions[self.leaf_labels] = np.arange(self.num_labels)
         return positions
@@ -79,9 +79,9 @@ class LabelTree:
 
     def descendants(self, upper: int, lower: int) -> np.ndarray:
         """
-        Offsets of the nodes of level `lower` under each node of level `upper` (0: the root), which are contiguous.
+        Returns the offsets of the nodes of level `lower` under each node of level `upper` (0: the root).
 
-        Node `b`'s are `offsets[b]` to `offsets[b + 1]` (exclusive).
+        The nodes under node `b` are `offsets[b]` to `offsets[b + 1]` (exclusive).
         """
         offsets = np.arange((1 if upper == 0 else self.level_sizes[upper - 1]) + 1)
         for level in range(upper, lower):
@@ -96,14 +96,15 @@ class LabelTree:
 
     def targets(self, labels: csr_matrix) -> list[csr_matrix]:
         """
-        True nodes of every level with the number of true labels under each: `R^(t)`; binarised it is `Y^(t)`.
+        Returns the number of true labels under each node of every level (`R^(t)` of XR-Transformer).
 
         Args:
             labels (`csr_matrix`):
                 `(documents, labels)` indicator of the true labels.
 
         Returns:
-            `list[csr_matrix]`: one `(documents, K_t)` matrix per level `t = 1..depth`, columns in tree order.
+            `list[csr_matrix]`: one `(documents, K_t)` matrix per level `t = 1..depth`, columns in tree order. Its
+            non-zeros are the true nodes of the level (`Y^(t)`).
         """
         if labels.shape[1] != self.num_labels:
             raise ValueError(f"The targets have {labels.shape[1]} labels and the tree has {self.num_labels}.")
@@ -126,7 +127,7 @@ class LabelTree:
 
     @classmethod
     def flat(cls, num_labels: int) -> LabelTree:
-        """No hierarchy: every label is a child of the root (one-vs-rest)."""
+        """Builds a tree without hierarchy: every label is a child of the root (one-vs-rest)."""
         return cls([np.array([0, num_labels])], np.arange(num_labels))
 
     @classmethod
@@ -136,8 +137,8 @@ class LabelTree:
 
         Args:
             parents (`Sequence[np.ndarray]`):
-                For each level `t = 1..depth` the index of each node's parent in level `t - 1`; the last level are the
-                labels. The root is node 0 of level 0.
+                For each level `t = 1..depth` the index of each node's parent in level `t - 1`. The last level is the
+                labels, the root is node 0 of level 0.
         """
         order = np.zeros(1, dtype=np.int64)  # node of the level above at each new position
         child_offsets = []
@@ -145,7 +146,7 @@ class LabelTree:
             parent = np.asarray(parent, dtype=np.int64)
             if parent.size and (parent.min() < 0 or parent.max() >= len(order)):
                 raise ValueError(
-                    f"Level {level} names a parent outside 0..{len(order) - 1}, the nodes of the level above."
+                    f"Level {level} has a parent outside 0..{len(order) - 1}, the nodes of the level above."
                 )
             new_position = np.empty(len(order), dtype=np.int64)
             new_position[order] = np.arange(len(order))
@@ -172,23 +173,23 @@ class LabelTree:
     @classmethod
     def from_taxonomy(cls, labels: Sequence[Hashable], parent_of: Mapping[Any, Hashable]) -> LabelTree:
         """
-        Builds the tree from a taxonomy whose labels may sit at any depth.
+        Builds the tree from a taxonomy with labels of any depth.
 
         Args:
             labels (`Sequence[Hashable]`):
                 The labels in the order of their ids.
             parent_of (`Mapping[Hashable, Hashable]`):
-                Parent of a label or of an inner node. Nodes without an entry hang under the root. An inner node that
-                is itself a label also becomes a leaf under itself.
+                Parent of a label or of an inner node; nodes without an entry are children of the root. An inner node
+                that is a label, too, also becomes a leaf under itself.
         """
         if len(set(labels)) != len(labels):
             twice = Counter(labels).most_common(1)[0][0]
-            raise ValueError(f"The label {twice!r} is given twice: each label has one place in the tree.")
+            raise ValueError(f"The label {twice!r} occurs twice in `labels`. Remove one.")
         for node, above_it in parent_of.items():
             if not isinstance(above_it, Hashable):
                 raise TypeError(
-                    f"The parent of {node!r} is {above_it!r}. A node has one parent, and `parent_of` goes from child "
-                    "to parent: choose one of several parents, or turn the mapping round."
+                    f"`parent_of` maps {node!r} to {above_it!r}. It must map each child to one parent: choose one of "
+                    "several parents, or invert the mapping."
                 )
         inner = set(parent_of.values())
         paths = [_path(label, parent_of, label in inner) for label in labels]
@@ -209,7 +210,7 @@ class LabelTree:
         return cls.from_parents(parents)
 
     def digest(self) -> str:
-        """A fingerprint: equal for equal trees. What belongs to a tree carries it."""
+        """Returns a fingerprint of the tree, which is stored in the files that belong to it."""
         fingerprint = hashlib.blake2b(digest_size=16)
         for array in (*self.child_offsets, self.leaf_labels):
             fingerprint.update(array.tobytes())
@@ -231,10 +232,10 @@ class LabelTree:
             return cls(offsets, tensors["leaf_labels"])
         except KeyError as error:
             raise ValueError(
-                f"`{path}` has no entry {error}: the file is damaged, save or download it again."
+                f"`{path}` has no entry {error}. The file is damaged: save or download it again."
             ) from error
         except ValueError as error:
-            raise ValueError(f"`{path}` holds no valid label tree: {error}") from error
+            raise ValueError(f"`{path}` is not a valid label tree: {error} Save or download it again.") from error
 
     def _validate(self) -> None:
         if not self.child_offsets:
@@ -250,7 +251,7 @@ class LabelTree:
             if (np.diff(offsets) <= 0).any():
                 node = int(np.flatnonzero(np.diff(offsets) <= 0)[0])
                 raise ValueError(
-                    f"Node {node} of level {level - 1} has no children; every inner node needs at least one."
+                    f"Node {node} of level {level - 1} has no children. Every inner node needs at least one."
                 )
             above = int(offsets[-1])
         if len(self.leaf_labels) != above:
@@ -261,12 +262,11 @@ class LabelTree:
         seen = np.bincount(self.leaf_labels, minlength=above)
         if (seen != 1).any():
             label = int(np.flatnonzero(seen != 1)[0])
-            problem = "is missing from the tree" if seen[label] == 0 else f"stands in the tree {seen[label]} times"
-            raise ValueError(f"Label {label} {problem}; every label must stand in it exactly once.")
+            raise ValueError(f"Label {label} occurs {seen[label]} times in the tree. Each label must occur once.")
 
 
 def binarized(labels: csr_matrix) -> csr_matrix:
-    """Ones where `labels` is not zero: stored zeros are dropped, repeated entries are one."""
+    """Returns ones where `labels` is not zero; explicit zeros and duplicates are removed."""
     ones = csr_matrix(labels, dtype=np.float32, copy=True)
     ones.sum_duplicates()
     ones.eliminate_zeros()
@@ -275,19 +275,19 @@ def binarized(labels: csr_matrix) -> csr_matrix:
 
 
 def _path(label: Hashable, parent_of: Mapping[Any, Hashable], is_inner: bool) -> tuple:
-    """Inner nodes above a label, from the top."""
+    """The inner nodes above a label, from the top."""
     path = [label] if is_inner else []
     seen = {label}
     node = label
     while node in parent_of:
         node = parent_of[node]
         if node in seen:
-            raise ValueError(f"The taxonomy has a cycle through {node!r}: no node may be its own ancestor.")
+            raise ValueError(f"The taxonomy has a cycle through {node!r}. Remove one of its links.")
         seen.add(node)
         path.append(node)
     return tuple(reversed(path))
 
 
 def _padded(path: tuple, length: int) -> tuple:
-    """`path` cut or extended to `length` by unnamed nodes, so that all labels end at one depth."""
+    """`path` truncated to `length`, or extended by unnamed nodes, so that all labels have the same depth."""
     return path[:length] + (None,) * (length - len(path))

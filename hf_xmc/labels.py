@@ -1,4 +1,4 @@
-"""Label names, their ids and how often training documents carry them: one object, one file."""
+"""The label space of a model: names, ids, training counts, texts and their file."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from scipy.sparse import csr_matrix
 from .serialization import read_json, resolve_file, write_json
 
 if TYPE_CHECKING:
-    # A model repository that carries this file must not ask for `datasets`: imports inside `try` are optional there.
+    # Imports inside `try` are optional for transformers: a published model must load without `datasets`.
     try:
         from datasets import Dataset
     except ImportError:
         pass
 
 LABELS_NAME = "labels.json"
-# Documents looked at together. Large, because each look-up hashes all label names once.
-_BATCH_SIZE = 200_000
+# Documents per look-up of labels. Large, because each look-up hashes all label names.
+BATCH_SIZE = 200_000
 
 
 class Labels:
     """
-    The label space of a model: id → name, training counts and, where labels have one, a text.
+    The label space of a model: names, training counts and, optionally, texts of the labels.
 
     Args:
         names (`Sequence[str]`):
             Unique, non-empty label names. A label's id is its position.
         counts (`np.ndarray`, *optional*):
-            Number of training documents of each label. All 0 where left out.
+            Number of training documents of each label; all 0 by default.
         num_documents (`int`, *optional*, defaults to 0):
-            Number of training documents, those without a label included.
+            Number of training documents, including those without labels.
         texts (`Sequence[str]`, *optional*):
-            The labels' own texts in the order of `names`; an empty string where a label has none.
+            Text of each label; an empty string for labels without text.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class Labels:
 
     def _check(self) -> None:
         if not self.names:
-            raise ValueError("There are no labels: at least one label name is needed.")
+            raise ValueError("`names` is empty. Pass at least one label name.")
         for i, name in enumerate(self.names):
             if not isinstance(name, str) or not name:
-                raise ValueError(f"Label {i} is {name!r}: a label name is a non-empty string.")
+                raise ValueError(f"`names[{i}]` is {name!r}. A label name must be a non-empty string.")
         if len(self._ids) != len(self.names):
             repeated = next(name for i, name in enumerate(self.names) if self._ids[name] != i)
-            raise ValueError(f"The label name {_short(repeated)} occurs twice: names must be unique.")
+            raise ValueError(f"The label name {_short(repeated)} occurs twice in `names`. Names must be unique.")
         if self.counts.shape != (len(self.names),) or (self.counts < 0).any():
             raise ValueError(
-                f"`counts` must hold one number >= 0 for each of the {len(self.names)} labels, "
-                f"got shape {self.counts.shape}."
+                f"`counts` must have one number >= 0 for each of the {len(self.names)} labels, but has the shape "
+                f"{self.counts.shape}."
             )
         if self.num_documents < self.counts.max():
             raise ValueError(
-                f"A label has {self.counts.max()} documents, but `num_documents` is {self.num_documents}."
+                f"`num_documents` is {self.num_documents}, but a label has {self.counts.max()} documents."
             )
         if self.texts is not None and len(self.texts) != len(self.names):
-            raise ValueError(f"There are {len(self.texts)} label texts for {len(self.names)} labels.")
+            raise ValueError(f"`texts` has {len(self.texts)} entries for {len(self.names)} labels.")
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -87,7 +87,7 @@ class Labels:
         return f"Labels({len(self)} labels, {self.num_documents} documents, texts: {self.texts is not None})"
 
     def ids(self, names: Iterable[str]) -> np.ndarray:
-        """Ids of `names`, -1 where a name is unknown."""
+        """Returns the ids of `names`, -1 for unknown names."""
         return np.fromiter((self._ids.get(name, -1) for name in names), dtype=np.int64)
 
     @classmethod
@@ -100,21 +100,18 @@ class Labels:
         texts: Mapping[str, str] | None = None,
     ) -> Labels:
         """
-        Collects the labels of a training set and counts their documents.
+        Collects the labels of a training set and counts their documents. A repeated label of a document counts once.
 
         Args:
             dataset (`datasets.Dataset`):
-                Documents with a column of label lists (strings or integers; an integer label is named by its digits).
+                Documents with a column of label lists (strings or integers; the name of an integer is its digits).
             column (`str`, *optional*, defaults to `"labels"`):
                 Name of that column.
             names (`Sequence[str]`, *optional*):
-                The labels to use, in this order; any other label in the dataset is an error. By default all labels
-                seen, integers in numerical order, strings in the order of their code points.
+                The labels, in this order; other labels in the dataset are an error. By default all labels of the
+                dataset, integers in numerical order, strings by code points.
             texts (`Mapping[str, str]`, *optional*):
-                Text by label name (or number). A label that is not in it gets an empty text; none in it is an error.
-
-        Returns:
-            [`Labels`]: A label repeated in a document counts once; documents without labels are in `num_documents`.
+                Text by label name (or number). Labels may be missing, but not all.
         """
         if names is None:
             names = _distinct_names(dataset, column)
@@ -134,17 +131,17 @@ class Labels:
 
     def _find_texts(self, texts: Mapping[str, str]) -> list[str]:
         by_name = {str(name): text for name, text in texts.items()}
-        found = [by_name.get(name) or "" for name in self.names]
-        if by_name and not any(found):
+        label_texts = [by_name.get(name) or "" for name in self.names]
+        if by_name and not any(label_texts):
             raise ValueError(
-                f"None of the {len(self)} labels, such as {_short(self.names[0])}, has a text in `label_texts`, whose "
-                f"{len(by_name)} keys are such as {_short(next(iter(by_name)))}. Its keys must be the labels' names."
+                f"None of the {len(self)} labels (such as {_short(self.names[0])}) is a key of `label_texts` (such as "
+                f"{_short(next(iter(by_name)))}). The keys must be label names."
             )
-        return found
+        return label_texts
 
     def encode(self, dataset: Dataset, *, column: str = "labels", keep_unseen: bool = False) -> csr_matrix:
         """
-        Turns the label lists of a dataset into a document × label matrix.
+        Returns the label lists of a dataset as a document × label matrix.
 
         Args:
             dataset (`datasets.Dataset`):
@@ -152,11 +149,11 @@ class Labels:
             column (`str`, *optional*, defaults to `"labels"`):
                 Name of that column.
             keep_unseen (`bool`, *optional*, defaults to `False`):
-                Whether labels that are not in this object get columns of their own behind the known ones (for
-                evaluation, which counts them as missed) or are left out.
+                Whether unknown labels get additional columns after the known ones (evaluation counts them as missed)
+                or are dropped.
 
         Returns:
-            `scipy.sparse.csr_matrix`: float32 ones with sorted indices; repeated labels of a document are merged.
+            `scipy.sparse.csr_matrix`: float32 ones with sorted indices, without duplicates.
         """
         known = self._name_array()
         unseen: dict[str, int] = {}
@@ -197,19 +194,19 @@ class Labels:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **hub_kwargs) -> Labels:
-        """Reads `labels.json` from a folder or a model on the Hub; takes `revision`, `token`, … as models do."""
+        """Reads `labels.json` from a folder or a model on the Hub."""
         path = resolve_file(pretrained_model_name_or_path, LABELS_NAME, **hub_kwargs)
         content = read_json(str(path))
         try:
             return cls(content["names"], content["counts"], content["num_documents"], content.get("texts"))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"`{path}` is not a label file of hf_xmc ({type(error).__name__}: {error}). Save or download it again."
+                f"`{path}` is not a valid label file ({type(error).__name__}: {error}). Save or download it again."
             ) from error
 
 
 def _arrow() -> tuple[Any, Any]:
-    # Inside `try` for the same reason as above: predicting with a published model needs no Arrow.
+    # Inside `try` for the same reason as `datasets` above.
     try:
         import pyarrow
         import pyarrow.compute
@@ -223,11 +220,11 @@ def _short(name: str) -> str:
 
 
 def _label_batches(dataset: Dataset, column: str) -> Iterator[tuple[int, np.ndarray, Any]]:
-    """Yields (first row, labels per document, all their labels as an Arrow array of integers or strings)."""
+    """Yields batches: first row, number of labels of each document, and all labels as an Arrow array."""
     pa, pc = _arrow()
     columns = getattr(dataset, "column_names", None)
     if isinstance(dataset, dict) or not hasattr(dataset, "select_columns") or columns is None:
-        raise TypeError(f"Labels are read from a `datasets.Dataset`, got {type(dataset).__name__}. Pass one split.")
+        raise TypeError(f"`dataset` is {type(dataset).__name__}. Pass a `datasets.Dataset`: one split.")
     if column not in columns:
         raise ValueError(f"The dataset has no column `{column}`; it has {columns}. Map a column to `{column}` first.")
     if len(dataset) == 0:
@@ -235,15 +232,15 @@ def _label_batches(dataset: Dataset, column: str) -> Iterator[tuple[int, np.ndar
     feature = dataset.features[column]
     class_names = getattr(getattr(feature, "feature", None), "names", None)
     start = 0
-    # A shuffled dataset comes in one chunk per row.
-    for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_SIZE):
+    # A shuffled dataset has one chunk per row: they are combined.
+    for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=BATCH_SIZE):
         for chunk in table.combine_chunks().column(column).chunks:
             if pa.types.is_fixed_size_list(chunk.type):
                 chunk = chunk.cast(pa.list_(chunk.type.value_type))
             if not (pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)):
                 raise TypeError(
-                    f"Column `{column}` is of type {chunk.type}: a list of labels is needed for each document. "
-                    "`hf_xmc.data.prepare_dataset` splits delimited strings."
+                    f"Column `{column}` has the type {chunk.type}, but each document needs a list of labels. "
+                    "`prepare_dataset` splits delimited strings."
                 )
             lengths = pc.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             values = chunk.flatten()
@@ -260,14 +257,14 @@ def _check_values(values: Any, lengths: np.ndarray, start: int, column: str) -> 
     pa, pc = _arrow()
     is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
     if len(values) and not (is_text or pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
-        raise TypeError(f"Column `{column}` holds lists of {values.type}: labels are strings or integers.")
+        raise TypeError(f"Column `{column}` has lists of {values.type}, but labels must be strings or integers.")
     bad = pc.equal(values, "").fill_null(True) if is_text else values.is_null()
     position = bad.index(True).as_py() if len(values) else -1
     if position >= 0:
         row = start + _row_of(position, lengths)
         raise ValueError(
-            f"Row {row} of the dataset has a label {values[position].as_py()!r} in column `{column}`: "
-            "remove empty labels (a document without labels has an empty list)."
+            f"Row {row} has the label {values[position].as_py()!r} in column `{column}`. Remove empty labels; a "
+            "document without labels has an empty list."
         )
 
 
@@ -279,20 +276,20 @@ def _distinct_names(dataset: Dataset, column: str) -> list[str]:
     pa, pc = _arrow()
     seen = None
     for _, _, values in _label_batches(dataset, column):
-        found = values.unique()
-        seen = found if seen is None else pa.chunked_array([seen, found]).unique()
+        distinct = values.unique()
+        seen = distinct if seen is None else pa.chunked_array([seen, distinct]).unique()
     if seen is None or len(seen) == 0:
         raise ValueError(
-            f"None of the {len(dataset)} documents has a label in column `{column}`. Check that it is the right one."
+            f"None of the {len(dataset)} documents has a label in column `{column}`. Check the name of the column."
         )
     return seen.take(pc.sort_indices(seen)).cast(pa.string()).to_pylist()
 
 
 def _look_up(values: Any, known: Any) -> np.ndarray:
-    """Positions of `values` in `known`, -1 where they are not in it."""
+    """Returns the positions of `values` in `known`, -1 for unknown values."""
     pa, pc = _arrow()
-    found = pc.index_in(values.cast(pa.string()), value_set=known)
-    return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    positions = pc.index_in(values.cast(pa.string()), value_set=known)
+    return positions.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _raise_unlisted(values: Any, ids: np.ndarray, lengths: np.ndarray, start: int, num_labels: int) -> None:
@@ -300,14 +297,13 @@ def _raise_unlisted(values: Any, ids: np.ndarray, lengths: np.ndarray, start: in
     shown = dict.fromkeys(_short(str(values[int(i)].as_py())) for i in positions[:20])
     row = start + _row_of(int(positions[0]), lengths)
     raise ValueError(
-        f"The dataset has labels that are not among the {num_labels} given names, such as "
-        f"{', '.join(list(shown)[:5])} (first in row {row}). Add them to `names`, or leave `names` out "
-        "to use every label of the dataset."
+        f"The dataset has labels that are not among the {num_labels} `names`, such as {', '.join(list(shown)[:5])} "
+        f"(first in row {row}). Add them to `names`, or omit `names` to use all labels of the dataset."
     )
 
 
 def _label_matrix(rows: np.ndarray, ids: np.ndarray, shape: tuple[int, int]) -> csr_matrix:
-    """Matrix of ones; `rows` ascend, ids of a row come in any order and may repeat."""
+    """Returns a matrix of ones; `rows` ascend, the ids of a row may repeat and have any order."""
     offsets = np.zeros(shape[0] + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=shape[0]), out=offsets[1:])
     matrix = csr_matrix((np.ones(len(ids), np.float32), ids, offsets), shape=shape)

@@ -1,4 +1,4 @@
-"""Tree-structured sparse linear classifiers: prediction and file."""
+"""The linear ranker: tree-structured sparse linear classifiers, their prediction and file."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _KIND = "linear ranker"
 LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
-# Documents that a thread takes through the tree together, and the candidates it may hold for them.
-_MAX_DOCUMENTS = 1 << 15
-_MAX_HEAP = 1 << 21
+# Bounds of the documents that a thread searches together, and of their candidates.
+MAX_DOCUMENTS = 1 << 15
+MAX_HEAP = 1 << 21
 
-# Fewer documents than this do without a table of the features, which would have to be made for them.
+# For fewer documents, creating a table of the features takes longer than it saves.
 _MIN_DOCUMENTS_FOR_TABLE = 64
 
 
 @dataclass(frozen=True)
 class RankerWeights:
     """
-    All classifiers of a ranker in a handful of flat arrays; `kernels.py` says how they are searched.
+    The classifiers of a ranker as flat arrays; `kernels_search.py` describes the search.
 
     Args:
         row_begin (`np.ndarray`): First record of each block, int64 (blocks + 1).
         bucket_begin (`np.ndarray`): First entry of each block's bucket table, int64 (blocks + 1).
-        buckets (`np.ndarray`): First record of each hash bucket, counted from the block's first, int32.
+        buckets (`np.ndarray`): First record of each hash bucket, relative to the block, int32.
         records (`np.ndarray`):
             One row per feature of a block, int8 (rows, bytes): the feature as int32, the scale as float32, then LANES
             weights as int8 or float32.
         dense (`np.ndarray`):
-            Weights of the dense features and, last, the bias; float32 (blocks * (dimensions + 1), LANES).
+            Weights of the dense features and the bias (last); float32 (blocks * (dimensions + 1), LANES).
     """
 
     row_begin: np.ndarray
@@ -56,11 +56,11 @@ class RankerWeights:
 @dataclass(frozen=True)
 class Beam:
     """
-    Nodes of one level for each document: where a search through the levels below begins.
+    Nodes of one level for each document, from which a search continues.
 
     Args:
         level (`int`): The level, counted from 1.
-        nodes (`np.ndarray`): int64 `(documents, nodes)`, numbered within the level; -1 fills up after the last one.
+        nodes (`np.ndarray`): int64 `(documents, nodes)`, numbered within the level, padded with -1.
         log_probabilities (`np.ndarray`): float32 of the same shape.
     """
 
@@ -76,25 +76,25 @@ class LinearRanker:
     """
     One linear classifier per tree node, searched from the root with a beam.
 
-    A ranker may lack the upper levels of its tree: then something else finds the nodes under which it ranks.
+    A ranker may have no classifiers for the upper levels of its tree. Then `predict` needs the nodes to start from.
 
     Args:
         tree (`LabelTree`):
-            The hierarchy. The ranker may cover only its first levels while it is being trained.
+            The label hierarchy.
         weights (`RankerWeights`):
-            The classifiers in tree order.
+            The classifiers in tree order; during training possibly only those of the first levels.
         num_sparse (`int`):
-            Sparse features the ranker was trained on.
+            Number of sparse features.
         num_dense (`int`):
-            Dense features the ranker was trained on.
+            Number of dense features.
         loss (`str`, *optional*, defaults to `"squared_hinge"`):
-            `"squared_hinge"` or `"logistic"`: how a logit becomes a probability.
+            `"squared_hinge"` or `"logistic"`; it determines how a logit becomes a probability.
         ranking (`str`, *optional*, defaults to `"leaf"`):
             `"leaf"` ranks labels by their own logit, `"path"` by the product of the probabilities from the root.
         beam_size (`int`, *optional*, defaults to `40`):
-            Nodes kept per level unless `predict` is told otherwise.
+            Default number of nodes kept per level.
         first_level (`int`, *optional*, defaults to `1`):
-            First level of the tree, counted from 1, that has classifiers.
+            First level of the tree, counted from 1, with classifiers.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class LinearRanker:
         self.loss, self.ranking, self.beam_size = loss, ranking, beam_size
         self.first_level = first_level
         self._child_begin, self._block_begin = number_blocks(tree)
-        # Of the levels above there are no blocks.
+        # The levels above have no blocks.
         self._block_begin = self._block_begin - self._block_begin[first_node(tree, first_level - 1)]
 
     def __repr__(self) -> str:
@@ -139,20 +139,20 @@ class LinearRanker:
         start: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
-        The best labels of each document.
+        Returns the best labels of each document.
 
         Args:
             features (`Features`):
-                Documents, with the features the ranker was trained on.
+                Documents, with the features of the training.
             top_k (`int`, *optional*, defaults to `10`):
-                Labels per document.
+                Number of labels per document.
             beam_size (`int`, *optional*):
-                Nodes kept per level; the ranker's own `beam_size` by default. `0` keeps every node: exact search.
+                Number of nodes kept per level; defaults to the `beam_size` of the ranker. 0 keeps all: exact search.
             num_threads (`int`, *optional*):
-                Threads to use; all cores by default. The result does not depend on it.
+                Number of threads; all cores by default. The result does not depend on it.
             start ([`Beam`], *optional*):
-                Nodes of the level above `first_level` to search under, where that is not the root. Labels elsewhere
-                are not found.
+                Nodes of the level above `first_level` to start from, if that level is not the root. Only labels under
+                these nodes are found.
 
         Returns:
             `tuple[np.ndarray, np.ndarray]`: float32 scores in [0, 1] and int64 label ids, both `(documents, top_k)`,
@@ -162,13 +162,13 @@ class LinearRanker:
             raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
         beam_size = self.beam_size if beam_size is None else beam_size
         if beam_size < 0:
-            raise ValueError(f"`beam_size` must not be negative, but is {beam_size}; 0 keeps every node.")
+            raise ValueError(f"`beam_size` is {beam_size}; it must not be negative. 0 keeps all nodes.")
         by_path = self.ranking == "path"
         raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, start)
         first_leaf = first_node(self.tree, self.tree.depth)
-        found = nodes >= 0
-        labels = np.where(found, self.tree.leaf_labels[np.where(found, nodes - first_leaf, 0)], -1)
-        return np.where(found, self._probabilities(raw, by_path), np.float32(0)), labels
+        is_node = nodes >= 0
+        labels = np.where(is_node, self.tree.leaf_labels[np.where(is_node, nodes - first_leaf, 0)], -1)
+        return np.where(is_node, self._probabilities(raw, by_path), np.float32(0)), labels
 
     def search(
         self,
@@ -180,7 +180,7 @@ class LinearRanker:
         num_threads: int | None = None,
         start: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The best nodes of level `depth`, numbered over the whole tree with the root as 0, with their raw scores."""
+        """Returns the raw scores and the best nodes of level `depth`, numbered over the whole tree (root: 0)."""
         sparse, dense = self._parts(features)
         count = len(features)
         start_scores, start_nodes = self._start(start, count)
@@ -190,8 +190,8 @@ class LinearRanker:
         weights = self.weights
         views = weights.records.view(np.int32), weights.records.view(np.float32)
         num_threads = count_threads(num_threads)
-        # Many documents together use what they fetch of the model; the heaps of a wide beam bound how many.
-        together = max(1, min(_MAX_DOCUMENTS, _MAX_HEAP // max(beam_size, top_k), -(-count // num_threads)))
+        # Documents that are searched together share the weights in the cache; the memory of their beams is bounded.
+        together = max(1, min(MAX_DOCUMENTS, MAX_HEAP // max(beam_size, top_k), -(-count // num_threads)))
 
         def run(first: int) -> None:
             last = min(first + together, count)
@@ -213,7 +213,7 @@ class LinearRanker:
         return scores, nodes
 
     def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
-        """Writes `ranker.safetensors`, in shards where it is larger than one may be; the tree has its own file."""
+        """Writes `ranker.safetensors`, or its shards; the tree has a separate file."""
         names = ("num_sparse", "num_dense", "loss", "ranking", "beam_size", "first_level")
         metadata = {name: str(getattr(self, name)) for name in names}
         metadata["tree"] = self.tree.digest()
@@ -223,7 +223,7 @@ class LinearRanker:
     def from_pretrained(
         cls, name_or_path: str | os.PathLike, *, tree: LabelTree | None = None, **hub_kwargs
     ) -> LinearRanker:
-        """Opens the ranker of a saved model by memory map, with its tree unless that is given."""
+        """Opens the ranker of a saved model, memory-mapped, with its tree unless `tree` is given."""
         tensors, metadata = load_sharded(name_or_path, RANKER_FILE, _KIND, **hub_kwargs)
         path = os.path.join(name_or_path, RANKER_FILE)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
@@ -241,46 +241,46 @@ class LinearRanker:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"`{path}` lacks an entry ({error}): the file is damaged, save or download it again."
+                f"`{path}` lacks an entry ({error}). The file is damaged: save or download it again."
             ) from error
         if metadata.get("tree") != tree.digest() or len(weights.row_begin) - 1 != ranker._block_begin[-1]:
-            raise ValueError(f"`{path}` was trained on another tree than {tree}: they belong to different models.")
+            raise ValueError(f"`{path}` was trained on another tree than {tree}. Save or download all files again.")
         return ranker
 
     def _start(self, start: Beam | None, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Logarithms of probabilities and numbers, over the whole tree, of the nodes that a search starts from."""
+        """Returns the log-probabilities and the nodes, numbered over the whole tree, that a search starts from."""
         if self.first_level == 1 and start is None:
             return np.zeros((count, 1), dtype=np.float32), np.zeros((count, 1), dtype=np.int64)
         above = self.first_level - 1
         if start is None or start.level != above or start.nodes.shape[0] != count:
-            given = "none" if start is None else f"{start.nodes.shape[0]} rows of nodes of level {start.level}"
+            actual = "None" if start is None else f"{start.nodes.shape[0]} rows of nodes of level {start.level}"
             raise ValueError(
-                f"The ranker has classifiers from level {self.first_level} on: it needs nodes of level {above} to "
-                f"start from for each of the {count} documents, got {given}. Predict with the model it belongs to."
+                f"`start` is {actual}, but this ranker needs nodes of level {above} for each of {count} documents. "
+                "Predict with the whole model."
             )
         if start.nodes.size and start.nodes.max() >= self.tree.level_sizes[above - 1]:
-            raise ValueError(f"The search starts from a node outside 0..{self.tree.level_sizes[above - 1] - 1}.")
+            raise ValueError(f"`start` has a node outside 0..{self.tree.level_sizes[above - 1] - 1}.")
         nodes = np.where(start.nodes >= 0, start.nodes + first_node(self.tree, above), -1)
         return np.ascontiguousarray(start.log_probabilities, dtype=np.float32), nodes
 
     def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
-        """The sparse part and the dense part with the constant 1 of the bias appended."""
+        """Returns the sparse part, and the dense part with a column of ones for the bias."""
         if not isinstance(features, Features):
-            raise TypeError(f"The documents are {type(features).__name__}: pass them as `Features(...)`.")
+            raise TypeError(f"`features` is {type(features).__name__}. Pass `Features(...)`.")
         if features.num_sparse != self.num_sparse or features.num_dense != self.num_dense:
             raise ValueError(
-                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features; the ranker "
-                f"was trained on {self.num_sparse} and {self.num_dense}. Make them with the model's own featurizer."
+                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
+                f"ranker was trained on {self.num_sparse} and {self.num_dense}. Pass the result of `model.featurize`."
             )
         return sparse_part(features), dense_part(features)
 
     def _probabilities(self, raw: np.ndarray, by_path: bool) -> np.ndarray:
         """
-        Raw scores as numbers in [0, 1].
+        Maps raw scores to [0, 1].
 
-        The logit that minimises the expected squared hinge loss is `2p - 1` and that of the logistic loss `logit(p)`
-        (`p` being the probability of the label): the inverse functions bring `p` back.
-        Unequal costs of positives and negatives shift it: the order is right, the level is not calibrated.
+        For a label of probability `p`, the logit `2p - 1` minimises the expected squared hinge loss and `logit(p)` the
+        expected logistic loss; the inverse functions give `p`. With unequal costs of positives and negatives the order
+        is right, but the values are not calibrated.
         """
         if by_path:
             return np.exp(raw)
@@ -290,26 +290,26 @@ class LinearRanker:
 
 
 def sparse_part(features: Features) -> csr_matrix:
-    """The sparse features, or an empty matrix where there are none."""
+    """Returns the sparse features, or a matrix without columns."""
     return csr_matrix(np.empty((len(features), 0), np.float32)) if features.sparse is None else features.sparse
 
 
 def dense_part(features: Features) -> np.ndarray:
-    """The dense features with a last column of ones for the bias."""
+    """Returns the dense features with a last column of ones for the bias."""
     ones = np.ones((len(features), 1), dtype=np.float32)
     return ones if features.dense is None else np.hstack([features.dense, ones])
 
 
 def first_node(tree: LabelTree, level: int) -> int:
-    """Number of the first node of a level where nodes are numbered level by level from the root (0)."""
+    """Returns the number of the first node of a level; nodes are numbered level by level from the root (0)."""
     return 0 if level == 0 else 1 + sum(tree.level_sizes[: level - 1])
 
 
 def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:
     """
-    First child and first block of every inner node, nodes being numbered level by level from the root (0).
+    Returns the first child and the first block of every inner node; nodes are numbered level by level from the root.
 
-    Both arrays have one entry more than there are inner nodes, so that entry `n + 1` ends what entry `n` begins.
+    Both arrays have one entry more than there are inner nodes: entry `n + 1` is the end of the range of node `n`.
     """
     starts = [offsets[:-1] + first_node(tree, level) for level, offsets in enumerate(tree.child_offsets, start=1)]
     child_begin = np.concatenate([*starts, [first_node(tree, tree.depth + 1)]])

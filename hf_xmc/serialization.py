@@ -1,4 +1,4 @@
-"""Files of a model: where they are found, how they are written, what is checked when they are read."""
+"""Files of a model: finding, atomic writing, JSON, safetensors in one file or in shards."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ RECORD_FILE = "training_record.json"
 ENSEMBLE_FILE = "ensemble.json"
 RESULTS_SUFFIX = "_results.json"
 
-# Of a file or folder that is not whole yet.
+# Suffix of incomplete files and folders.
 _SUFFIX = ".partial"
-# Names that `tempfile` gives to the files of `atomic_write`.
+# Names of the temporary files of `atomic_write`.
 _TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}")
 
 
 def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bool = True, **hub_kwargs) -> str | None:
     """
-    Path of one file of a model, downloaded first where `name_or_path` is a Hub id.
+    Returns the path of one file of a model, which is downloaded if `name_or_path` is a Hub id.
 
     Args:
         name_or_path (`str` or `os.PathLike`):
             A local folder or a model id on the Hub.
         filename (`str`):
-            Name of the file inside it.
+            Name of the file.
         required (`bool`, *optional*, defaults to `True`):
-            Whether a missing file is an error; `None` is returned otherwise.
+            Whether a missing file is an error; otherwise `None` is returned.
         hub_kwargs:
             `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` as in `from_pretrained`.
     """
@@ -49,18 +49,17 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
             return str(path)
         if required:
             raise FileNotFoundError(
-                f"There is no `{filename}` in the folder `{path.parent}`. "
-                "Check that the folder holds a saved hf_xmc model."
+                f"The folder `{path.parent}` has no file `{filename}`. Check that it holds a model saved by hf_xmc."
             )
         return None
-    # Imported here: a local folder needs none of them.
+    # Imported here: not needed for local folders.
     from huggingface_hub.utils import HFValidationError, validate_repo_id
     from transformers.utils import cached_file
 
     try:
         validate_repo_id(str(name_or_path))
     except HFValidationError as error:
-        raise FileNotFoundError(f"There is no folder `{name_or_path}`, and a Hub id it cannot be.") from error
+        raise FileNotFoundError(f"`{name_or_path}` is neither a folder nor a valid Hub id.") from error
     path = cached_file(
         name_or_path,
         filename,
@@ -68,28 +67,28 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
         _raise_exceptions_for_gated_repo=required,
         **{key: value for key, value in hub_kwargs.items() if value is not None},
     )
-    if path is None and required:  # transformers does not mind a missing config.json
+    if path is None and required:  # transformers ignores a missing config.json
         raise OSError(f"`{name_or_path}` has no file `{filename}`. Check that it holds a model saved by hf_xmc.")
     return path
 
 
 def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwargs) -> None:
     """
-    Raises where there is no model, or one of another type, which its class would load as its own.
+    Raises an error if there is no model, or a model of another type. transformers would load it without an error.
 
     Args:
         name_or_path (`str` or `os.PathLike`):
             A local folder or a model id on the Hub.
         model_type (`str`):
-            Type that `config.json` must name.
+            The expected type in `config.json`.
         hub_kwargs:
-            As of [`resolve_file`].
+            As in [`resolve_file`].
     """
-    found = read_json(resolve_file(name_or_path, "config.json", **hub_kwargs)).get("model_type")  # type: ignore[arg-type]
-    if found != model_type:
+    actual = read_json(resolve_file(name_or_path, "config.json", **hub_kwargs)).get("model_type")  # type: ignore[arg-type]
+    if actual != model_type:
         place = "/".join(filter(None, (str(name_or_path), hub_kwargs.get("subfolder"))))
         raise ValueError(
-            f"`{place}` holds a model of the type {found!r}, but one of the type {model_type!r} is needed. "
+            f"`{place}` holds a model of the type {actual!r}, but the type {model_type!r} is needed. "
             "`AutoModel.from_pretrained` loads either."
         )
 
@@ -100,20 +99,20 @@ def _read_umask() -> int:
     return umask
 
 
-# Read once: it cannot be read without being changed for a moment, in which other threads make files.
+# Read once: reading the umask changes it for a moment, in which other threads may create files.
 _FILE_MODE = 0o666 & ~_read_umask()
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[str]:
-    """Yields a temporary path beside `path` that takes its name once the block has succeeded."""
+    """Yields a temporary path that is renamed to `path` if the block succeeds, and removed otherwise."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
     os.close(handle)
     try:
         yield temporary
-        # mkstemp makes files private; a published model is readable like any other file.
+        # Files of mkstemp are private; a model should be as readable as any other file.
         os.chmod(temporary, _FILE_MODE)
         os.replace(temporary, path)
     except BaseException:
@@ -123,7 +122,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[str]:
 
 
 def remove_leftovers(folder: str | os.PathLike) -> None:
-    """Removes what [`atomic_write`] had not finished in a folder when its process was killed."""
+    """Removes the temporary files that killed processes have left in a folder."""
     for path in Path(folder).glob(".*"):
         if path.is_file() and _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -131,7 +130,7 @@ def remove_leftovers(folder: str | os.PathLike) -> None:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[str]:
-    """Yields an empty folder that is gone afterwards, and with it what a process that was killed has left there."""
+    """Yields an empty folder that is removed afterwards; the content of a killed process is removed first."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -141,13 +140,13 @@ def _temporary_folder(path: Path) -> Iterator[str]:
 
 
 def partial_name(path: str | os.PathLike) -> str:
-    """Name that a folder has until it is whole, see [`new_folder`]."""
+    """Returns the temporary name of a folder, see [`new_folder`]."""
     return str(Path(path).with_name(f".{Path(path).name}{_SUFFIX}"))
 
 
 @contextmanager
 def new_folder(path: str | os.PathLike) -> Iterator[str]:
-    """Yields an empty folder beside `path` that takes its name, and the place of what is there, when it is whole."""
+    """Yields an empty folder that replaces `path` if the block succeeds."""
     with _temporary_folder(Path(partial_name(path))) as temporary:
         yield temporary
         shutil.rmtree(path, ignore_errors=True)
@@ -157,13 +156,9 @@ def new_folder(path: str | os.PathLike) -> Iterator[str]:
 @contextmanager
 def staged_files(folder: str | os.PathLike, last: str) -> Iterator[str]:
     """
-    Yields an empty folder inside `folder`, whose content goes into `folder` when it is whole.
+    Yields an empty folder whose content is moved into `folder` if the block succeeds.
 
-    Args:
-        folder (`str` or `os.PathLike`):
-            Folder, made where it is missing. What else is in it stays there.
-        last (`str`):
-            The file that makes the others complete: it is the last to come.
+    Other files in `folder` stay. The file `last` is moved last: its presence shows that the others are complete.
     """
     folder = Path(folder)
     is_new = not folder.exists()
@@ -181,12 +176,12 @@ def _move_files(source: Path, folder: Path, last: str) -> None:
         if (folder / name).is_dir():
             shutil.rmtree(folder / name)
         if (source / name).is_file():
-            os.chmod(source / name, _FILE_MODE)  # safetensors makes files private, too
+            os.chmod(source / name, _FILE_MODE)  # files of safetensors are private, too
         os.replace(source / name, folder / name)
 
 
 def remove_files(folder: str | os.PathLike, names: Collection[str]) -> None:
-    """Removes those of the files and folders that are there."""
+    """Removes the given files and folders of a folder, if they exist."""
     for name in names:
         path = Path(folder, name)
         if path.is_dir():
@@ -196,27 +191,25 @@ def remove_files(folder: str | os.PathLike, names: Collection[str]) -> None:
 
 
 def write_json(path: str | os.PathLike, content: Any, indent: int | None = None) -> None:
-    """Writes `content` as UTF-8 JSON, whole or not at all."""
+    """Writes `content` atomically as UTF-8 JSON."""
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file, ensure_ascii=False, indent=indent)
         file.write("\n")
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """Reads a JSON file; a damaged one is a `ValueError` that names it."""
+    """Reads a JSON file; raises a `ValueError` with its name if it is damaged."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
     except ValueError as error:
-        raise ValueError(
-            f"`{path}` is not valid JSON ({error}). The file is damaged: save or download it again."
-        ) from error
+        raise ValueError(f"`{path}` is damaged: it is not valid JSON ({error}). Save or download it again.") from error
 
 
 def save_tensors(
     path: str | os.PathLike, tensors: Mapping[str, np.ndarray], kind: str, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes arrays as a safetensors file that says what it holds (`kind`), whole or not at all."""
+    """Writes arrays atomically as a safetensors file with its `kind` in the metadata."""
     from safetensors.numpy import save_file
 
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -226,50 +219,48 @@ def save_tensors(
 
 
 def _sort_metadata(path: str) -> None:
-    """Orders the header's entries, which safetensors writes in any order: equal tensors make equal files."""
+    """Sorts the entries of the header, which safetensors does not, so that equal tensors give equal files."""
     with open(path, "r+b") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(content) <= size:  # the rest of a header is filled with spaces
+        if len(content) <= size:  # headers are padded with spaces
             file.seek(8)
             file.write(content.ljust(size))
 
 
 def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """
-    Opens a safetensors file written by [`save_tensors`] as memory-mapped arrays.
+    Opens a safetensors file written by [`save_tensors`].
 
     Returns:
-        The arrays by name and the file's metadata.
+        The memory-mapped arrays by name, and the metadata of the file.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        # The torch reader maps the file; the numpy one copies it.
+        # The torch reader maps the file, the numpy reader copies it.
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-            found = metadata.get(FORMAT_KEY)
-            if found != kind:
+            if metadata.get(FORMAT_KEY) != kind:
                 raise ValueError(
-                    f"`{path}` is not a {kind} file of hf_xmc: its header says {found!r}. "
-                    "Point to the folder of a model saved by hf_xmc."
+                    f"`{path}` is not a {kind} file of hf_xmc, but {metadata.get(FORMAT_KEY)!r}. "
+                    "Pass the folder of a model saved by hf_xmc."
                 )
             return {name: file.get_tensor(name).numpy() for name in file.keys()}, metadata
     except SafetensorError as error:
         raise ValueError(
-            f"`{path}` cannot be read as safetensors ({error}). "
-            "The file is truncated or foreign: save or download it again."
+            f"`{path}` is damaged or not a safetensors file ({error}). Save or download it again."
         ) from error
 
 
+# Largest size of a file by default, as in `PreTrainedModel.save_pretrained`.
 MAX_SHARD_SIZE = "50GB"
-"""Size above which a file is cut, as in `PreTrainedModel.save_pretrained`."""
 
 
 def index_name(filename: str) -> str:
-    """Name of the file that says which shard an array is in."""
+    """Returns the name of the index of shards."""
     return f"{filename}.index.json"
 
 
@@ -282,25 +273,21 @@ def save_sharded(
     max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> None:
     """
-    Writes arrays as `filename` or, where they are larger than a shard may be, as numbered files and an index.
+    Writes arrays as `filename` or, if they are larger than `max_shard_size`, as numbered shards and an index.
 
-    Arrays stay whole, so that each can be mapped: one that is larger than a shard may be gets a shard of its own.
+    Arrays are not split, so that each can be memory-mapped: a larger array gets a shard of its own.
 
     Args:
         folder (`str` or `os.PathLike`):
-            Folder, made where it is missing.
+            Folder; created if it does not exist.
         filename (`str`):
-            Name of the file if there is one, `ranker.safetensors`; shards are `ranker-00001-of-00002.safetensors`.
-        tensors (`Mapping[str, np.ndarray]`):
-            The arrays.
-        kind (`str`):
-            What the file holds.
-        metadata (`Mapping[str, str]`, *optional*):
-            Written into each file.
+            Name of the file, such as `ranker.safetensors`; shards are named `ranker-00001-of-00002.safetensors`.
+        tensors, kind, metadata:
+            As in [`save_tensors`].
         max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
             Largest size of a file, in bytes or as `"5GB"`.
     """
-    # Imported here: loading a model needs none of it.
+    # Imported here: not needed to load a model.
     from huggingface_hub.serialization import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(
@@ -324,43 +311,33 @@ def load_sharded(
     name_or_path: str | os.PathLike, filename: str, kind: str, **hub_kwargs
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """
-    Opens what [`save_sharded`] wrote by memory map.
-
-    Args:
-        name_or_path (`str` or `os.PathLike`):
-            A local folder or a model id on the Hub.
-        filename (`str`):
-            Name of the file if there is one.
-        kind (`str`):
-            What the file holds.
-        hub_kwargs:
-            `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` as in `from_pretrained`.
+    Opens the files of [`save_sharded`] in a folder or on the Hub; the arguments are those of [`resolve_file`].
 
     Returns:
-        The arrays by name and the metadata of the first file.
+        The memory-mapped arrays by name, and the metadata of the files.
     """
     index = resolve_file(name_or_path, index_name(filename), required=False, **hub_kwargs)
     if index is None:
         path = resolve_file(name_or_path, filename, **hub_kwargs)
         return load_tensors(path, kind)  # type: ignore[arg-type]
     tensors: dict[str, np.ndarray] = {}
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     weight_map = read_json(index)["weight_map"]
     for name in sorted(set(weight_map.values())):
         path = resolve_file(name_or_path, name, **hub_kwargs)
-        part, metadata = load_tensors(path, kind)  # type: ignore[arg-type]
-        if found and metadata != found:
-            raise ValueError(f"`{path}` and the files beside it are of different models: save or download all again.")
-        tensors.update(part)
-        found = metadata
+        shard, shard_metadata = load_tensors(path, kind)  # type: ignore[arg-type]
+        if metadata and metadata != shard_metadata:
+            raise ValueError(f"`{path}` belongs to another model than the other shards. Save or download all again.")
+        tensors.update(shard)
+        metadata = shard_metadata
     missing = ", ".join(sorted(weight_map.keys() - tensors.keys()))
     if missing:
-        raise ValueError(f"`{index}` names arrays that its files lack: {missing}. Save or download all of them again.")
-    return tensors, found
+        raise ValueError(f"The shards of `{index}` lack the arrays {missing}. Save or download all of them again.")
+    return tensors, metadata
 
 
 def sharded_files(folder: str | os.PathLike, filename: str) -> list[str]:
-    """Names of the files that hold the arrays of `filename`, whole or in shards."""
+    """Returns the names of the files in a folder that hold the arrays of `filename`."""
     stem = re.escape(filename.removesuffix(".safetensors"))
     pattern = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.safetensors|{re.escape(index_name(filename))}")
     return sorted(path.name for path in Path(folder).iterdir() if pattern.fullmatch(path.name))

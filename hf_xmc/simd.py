@@ -1,10 +1,9 @@
 """
-Vector operations on *lanes*: sixteen sibling nodes whose weights lie side by side in memory.
+Vector operations on *lanes*: sixteen sibling nodes whose weights are adjacent in memory.
 
-One row holds the weights of one feature for sixteen siblings: one cache line in float32, one load in int8. A
-document's features are then read once for sixteen classifiers instead of sixteen times. LLVM does not find this
-vectorisation in plain loops (it emits scalar code), so the loops that decide the speed of training and
-prediction are written here with explicit vector types; everything else is ordinary numba.
+One row has the weights of one feature for sixteen siblings: one cache line in float32, one load in int8. The features
+of a document are read once for sixteen classifiers. LLVM does not vectorise plain loops in this way, so the loops that
+determine the speed of training and prediction are written here with explicit vector types.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
 
-# Typed loosely: numba hands the typing context to an intrinsic, its caller does not.
+# Typed loosely: numba passes the typing context to an intrinsic, its caller does not.
 intrinsic: Any = extending.intrinsic
 
 LANES = 16
@@ -197,7 +196,7 @@ def _int8_to_float(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     return builder.sitofp(builder.sext(codes, ir.VectorType(ir.IntType(32), LANES)), _FLOATS)
 
 
-# `out[:LANES] += sum(values[p] * weights of records[rows[p]])` for int8 `records` (rows, bytes); see `kernels.py`.
+# `out[:LANES] += sum(values[p] * weights of records[rows[p]])`; `records` is int8 (rows, bytes), see `RankerWeights`.
 lane_dot_int8 = _packed_dot(_BYTES, _int8_to_float)
 lane_dot_float = _packed_dot(_FLOATS, lambda builder, vector: vector)
 
@@ -214,7 +213,7 @@ def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
 
 @intrinsic
 def prefetch(typingctx, records, row):
-    """Asks for a row of a two-dimensional array to be brought into the cache; never waits, never fails."""
+    """Prefetches a row of a two-dimensional array into the cache."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -228,7 +227,7 @@ def prefetch(typingctx, records, row):
 
 @intrinsic
 def prefetch_span(typingctx, array, begin, end):
-    """The same for the elements `begin .. end` of a one-dimensional array."""
+    """Prefetches the elements `begin .. end` of a one-dimensional array."""
 
     def codegen(context, builder, signature, args):
         data = _data(context, builder, signature.args[0], args[0])
@@ -242,7 +241,7 @@ def prefetch_span(typingctx, array, begin, end):
 
 @intrinsic
 def prefetch_rows(typingctx, rows, begin, end, weights):
-    """The same for the rows `rows[begin:end]` of (rows, LANES) weights."""
+    """Prefetches the rows `rows[begin:end]` of (rows, LANES) weights."""
 
     def codegen(context, builder, signature, args):
         row_of, base = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3))

@@ -6,22 +6,16 @@ import os
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total)."""
+"""Callback with the arguments (stage, done, total)."""
 
 
 def available_cores() -> int:
-    """The cores that this process may use, which are not all where a scheduler or `taskset` gave it some."""
+    """Returns the number of cores that this process may use, which a scheduler or `taskset` may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_threads(num_threads: int | None) -> int:
-    """
-    The number of threads to use.
-
-    Args:
-        num_threads (`int`, *optional*):
-            What was asked for; all available cores by default.
-    """
+    """Checks a number of threads; `None` stands for all available cores."""
     if num_threads is not None and num_threads < 1:
         raise ValueError(f"`num_threads` must be at least 1, not {num_threads}; leave it out for all cores.")
     return num_threads or available_cores()

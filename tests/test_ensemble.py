@@ -88,7 +88,7 @@ def test_candidates_bound_what_a_member_puts_forward(folders):
     assert len(features) == len(TEXTS)
     assert ensemble.member_scores(features, 2)[0].shape == (2, len(TEXTS), 3)
     assert ensemble.member_scores(features, 7)[0].shape == (2, len(TEXTS), 7)
-    with pytest.raises(ValueError, match="`top_k`"):
+    with pytest.raises(ValueError, match="top_k"):
         ensemble(features, top_k=0)
 
 
@@ -215,46 +215,44 @@ def test_an_ensemble_and_a_model_in_the_same_folder_replace_each_other(folders, 
 
 
 def test_different_labels(model_folder, vector_model_folder):
-    message = "`member-1` and `member-2` have different labels, 60 and 60: '0', for one, is not in `member-1`"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="member-1.*member-2.*'0'.*member-1"):
         XMCEnsemble.from_members([model_folder, vector_model_folder])
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"weights": [1]}, "1 weights for 2 models"),
-        ({"weights": [1, -1]}, "must not be negative"),
-        ({"weights": [0, 0]}, "not all 0"),
-        ({"weights": [1, float("nan")]}, "must not be negative"),
-        ({"combine": "votes"}, "`combine='votes'` is not one of scores, ranks"),
-        ({"candidates": 0}, "`candidates` must be at least 1"),
+        {"weights": [1]},
+        {"weights": [1, -1]},
+        {"weights": [0, 0]},
+        {"weights": [1, float("nan")]},
+        {"combine": "votes"},
+        {"candidates": 0},
     ],
+    ids=str,
 )
-def test_settings_that_do_not_fit(folders, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_settings_are_checked(folders, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
         XMCEnsemble.from_members(folders[:2], **options)
 
 
 def test_no_members():
-    with pytest.raises(ValueError, match="An ensemble needs models"):
+    with pytest.raises(ValueError, match="members"):
         XMCEnsemble.from_members([])
 
 
 def test_a_missing_member(ensemble_folder, tmp_path):
     folder = shutil.copytree(ensemble_folder, tmp_path / "copy")
     shutil.rmtree(folder / "member-2")
-    with pytest.raises(FileNotFoundError, match="no `config.json` in the folder `.*member-2`"):
+    with pytest.raises(FileNotFoundError, match=r"member-2.*config\.json"):
         AutoModel.from_pretrained(folder)
 
 
 def test_members_that_are_no_models(ensemble_folder, tiny_encoder, model_folder):
     for folder, kind in ((ensemble_folder, "hf-xmc-ensemble"), (tiny_encoder, "bert")):
-        with pytest.raises(
-            ValueError, match=f"holds a model of the type '{kind}', but one of the type 'hf-xmc' is needed"
-        ):
+        with pytest.raises(ValueError, match=f"'{kind}'.*'hf-xmc'"):
             XMCEnsemble.from_members([model_folder, folder])
-    with pytest.raises(ValueError, match="of the type 'hf-xmc', but one of the type 'hf-xmc-ensemble' is needed"):
+    with pytest.raises(ValueError, match="'hf-xmc'.*'hf-xmc-ensemble'"):
         XMCEnsemble.from_pretrained(model_folder)
 
 

@@ -61,7 +61,7 @@ def test_rows_after_rows():
     np.testing.assert_array_equal(both.sparse.toarray(), [[2, 2, 2], [2, 2, 2], [1, 1, 1]])
     np.testing.assert_array_equal(both.dense, [[1, 0], [0, 1], [1, 0]])
     assert Features(first.sparse).followed_by(Features(second.sparse)).dense is None
-    with pytest.raises(ValueError, match=r"Rows of 3 \+ 2 columns cannot be followed by rows of 3 \+ 0"):
+    with pytest.raises(ValueError, match="3 sparse and 2 dense.*3 and 0"):
         first.followed_by(Features(second.sparse))
 
 
@@ -101,7 +101,7 @@ def test_unsorted_indices_are_sorted_in_a_copy(index_dtype):
 def test_duplicate_indices_name_their_row(indices):
     # Rows 0 (empty), 1, 2 (empty), 3; equal neighbours across a row border are no duplicates.
     doubled = raw_csr([1] * 6, [1, 3, *indices], [0, 0, 2, 2, 6], (4, 4))
-    with pytest.raises(ValueError, match="Row 3 of the sparse features names one column twice"):
+    with pytest.raises(ValueError, match="Row 3.*sparse"):
         Features(doubled)
     Features(raw_csr([1] * 4, [1, 3, 3, 1], [0, 2, 3, 4], (3, 4)))
 
@@ -111,15 +111,15 @@ def test_duplicate_indices_name_their_row(indices):
 def test_values_that_are_not_finite_name_their_row(value):
     sparse, dense = SPARSE.copy(), DENSE.copy()
     sparse[2, 0] = dense[2, 1] = value
-    with pytest.raises(ValueError, match=r"Row 2 of the sparse features holds (nan|-?inf): all values must be finite"):
+    with pytest.raises(ValueError, match="Row 2.*sparse.*(nan|inf)"):
         Features(csr_matrix(sparse))
-    with pytest.raises(ValueError, match="Row 2 of the dense features is not finite"):
+    with pytest.raises(ValueError, match="Row 2.*dense"):
         Features(None, dense)
 
 
 @pytest.mark.parametrize("column", [4, 2**31 - 1, -1])
 def test_columns_out_of_range(column):
-    with pytest.raises(ValueError, match=r"name a column outside 0\.\.3"):
+    with pytest.raises(ValueError, match=r"0\.\.3"):
         Features(raw_csr([1], [column], [0, 1], (1, 4)))
 
 
@@ -130,11 +130,11 @@ def test_stored_zeros_are_harmless():
 
 
 def test_wrong_shapes():
-    with pytest.raises(ValueError, match="need a sparse part, a dense part or both"):
+    with pytest.raises(ValueError, match="sparse"):
         Features()
-    with pytest.raises(ValueError, match="sparse part has 3 rows and the dense part 2"):
+    with pytest.raises(ValueError, match="sparse.* 3 .*dense.* 2"):
         Features(csr_matrix(SPARSE), DENSE[:2])
-    with pytest.raises(ValueError, match=r"two dimensions .* not shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"\(3,\)"):
         Features(None, DENSE[:, 0])
 
 

@@ -99,7 +99,7 @@ def test_threads_batches_and_index_types_change_nothing(monkeypatch):
     features, targets, queries = problem(documents=300)
     ranker = indexed(features, targets)
     expected = ranker.predict(queries, 5, num_threads=1)
-    monkeypatch.setattr("hf_xmc.knn_ranker._DOCUMENTS", 7)
+    monkeypatch.setattr("hf_xmc.knn_ranker.DOCUMENTS_PER_TASK", 7)
     wide = queries.sparse.copy()
     wide.indptr, wide.indices = wide.indptr.astype(np.int64), wide.indices.astype(np.int64)
     for asked, threads in ((queries, 2), (Features(wide), 1), (Features(wide), None)):
@@ -117,9 +117,9 @@ def test_wrong_documents():
     features, targets, _ = problem()
     ranker = indexed(features, targets)
     other, _ = random_problem(dense=2)
-    with pytest.raises(ValueError, match="40 sparse and 2 dense features; the ranker knows documents of 40 and 0"):
+    with pytest.raises(ValueError, match="40 sparse and 2 dense.*40 and 0"):
         ranker.predict(other)
-    with pytest.raises(ValueError, match="`top_k` must be at least 1"):
+    with pytest.raises(ValueError, match="top_k"):
         ranker.predict(features, 0)
 
 
@@ -136,7 +136,7 @@ def test_save_and_load_bit_equal(tmp_path):
         for found, expected in zip(again.predict(queries), ranker.predict(queries), strict=True):
             assert np.array_equal(found, expected)
     LabelTree.flat(5).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="trained on another tree"):
+    with pytest.raises(ValueError, match=RANKER_FILE):
         KNNRanker.from_pretrained(tmp_path)
 
 
@@ -148,13 +148,13 @@ def test_damaged_files(tmp_path):
     for name in arrays:
         part = {key: value for key, value in arrays.items() if key != name}
         save_tensors(tmp_path / RANKER_FILE, part, "neighbour ranker", metadata)
-        with pytest.raises(ValueError, match=f"lacks an entry.*{name}.*damaged"):
+        with pytest.raises(ValueError, match=f"{RANKER_FILE}.*{name}"):
             KNNRanker.from_pretrained(tmp_path, tree=ranker.tree)
         save_tensors(tmp_path / RANKER_FILE, {**arrays, name: arrays[name][:-1]}, "neighbour ranker", metadata)
-        with pytest.raises(ValueError, match="do not fit together: the file is damaged"):
+        with pytest.raises(ValueError, match=RANKER_FILE):
             KNNRanker.from_pretrained(tmp_path, tree=ranker.tree)
     save_tensors(tmp_path / RANKER_FILE, arrays, "neighbour ranker", {"power": "1"})
-    with pytest.raises(ValueError, match="lacks an entry.*count"):
+    with pytest.raises(ValueError, match=f"{RANKER_FILE}.*count"):
         KNNRanker.from_pretrained(tmp_path, tree=ranker.tree)
 
 
@@ -210,5 +210,5 @@ def test_a_ranker_that_this_version_does_not_know(tmp_path):
     trainer = train(tmp_path, "knn", make_documents(100))
     trainer.model.config.ranker_type = "oracle"
     trainer.model.config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="`ranker_type='oracle'`, which is not one of linear, neighbours. Update"):
+    with pytest.raises(ValueError, match="ranker_type='oracle'"):
         XMCForTextClassification.from_pretrained(tmp_path)

