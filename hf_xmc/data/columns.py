@@ -1,4 +1,4 @@
-"""Bringing any `datasets.Dataset` into the columns the rest of the library reads."""
+"""Converts any `datasets.Dataset` to the columns that the library reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = ("text", "feature_ids", "feature_values", "labels")
 _BATCH_SIZE = 10_000
-# Column indices of scipy matrices are 32-bit wherever possible; more features have no use.
+# Column indices of scipy matrices are 32-bit if possible.
 _MAX_FEATURES = 2**31 - 1
 
 
@@ -31,11 +31,11 @@ def prepare_dataset(
     keep_columns: Sequence[str] = (),
 ) -> Dataset:
     """
-    Renames, checks and converts the columns of a dataset; all others are left out.
+    Renames, checks and converts the columns of a dataset, and removes all others.
 
-    The result has `text` (strings; a missing text becomes an empty one), or `feature_ids` and `feature_values` (lists
-    of integers and of floats), or all three, and `labels` (lists of strings or integers; a missing list means none).
-    Only columns that need a change are rewritten: texts stay memory-mapped where they are.
+    The result has `text` (strings; null becomes an empty string), or `feature_ids` and `feature_values` (lists of
+    integers and floats), or all three, and `labels` (lists of strings or integers; null means no labels). Only columns
+    that change are rewritten; the others stay memory-mapped.
 
     Args:
         dataset (`datasets.Dataset`):
@@ -44,12 +44,12 @@ def prepare_dataset(
         column_mapping (`Mapping[str, str]`, *optional*):
             The dataset's column → one of `text`, `labels`, `feature_ids`, `feature_values`.
         label_delimiter (`str`, *optional*):
-            What separates the labels of a string column. Blanks around a label are cut off.
+            Separator of the labels in a string column. Whitespace around a label is removed.
         require_labels (`bool`, *optional*, defaults to `True`):
-            Whether a dataset without a `labels` column is an error. Prediction needs none, and leaves out one that
-            would need a `label_delimiter`.
+            Whether a missing `labels` column is an error. If not, a column that would need a `label_delimiter` is
+            removed.
         keep_columns (`Sequence[str]`, *optional*):
-            Further columns that stay, as they are.
+            Further columns to keep unchanged.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"Expected a `datasets.Dataset`, got {type(dataset).__name__}. Pass one split of it.")
@@ -64,7 +64,7 @@ def prepare_dataset(
             raise ValueError(missing_column(name, columns))
     dataset = dataset.select_columns([name for name in dict.fromkeys((*COLUMNS, *keep_columns)) if name in columns])
     if len(dataset) == 0:
-        raise ValueError("The dataset holds no documents. Check the file or the filter it comes from.")
+        raise ValueError("The dataset is empty. Check the file or the filter that it comes from.")
     for name in ("feature_ids", "feature_values"):
         if name in columns:
             _check_feature_type(dataset, name)
@@ -73,18 +73,16 @@ def prepare_dataset(
     if "labels" in columns:
         if require_labels or label_delimiter or _item_type(_arrow_type(dataset, "labels")) is not None:
             return _prepare_labels(dataset, label_delimiter)
-        # Nobody asks for them, so nobody has to say what separates them.
         return dataset.remove_columns("labels")
     return dataset
 
 
 def documents_digest(dataset: Dataset) -> str:
     """
-    A fingerprint of documents and their labels by content: equal for the same ones in the same order.
+    A fingerprint of the content of documents and their labels, in this order.
 
     Args:
-        dataset (`datasets.Dataset`):
-            Documents as [`prepare_dataset`] gives them.
+        dataset (`datasets.Dataset`): Documents as [`prepare_dataset`] returns them.
     """
     fingerprint = hashlib.blake2b(digest_size=16)
     columns = dataset.select_columns(sorted(dataset.column_names)).with_format("arrow")
@@ -97,26 +95,25 @@ def documents_digest(dataset: Dataset) -> str:
 def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
     for source, target in mapping.items():
         if target not in COLUMNS:
-            turned = source in COLUMNS and target in dataset.column_names
-            way_out = f"Write it the other way round: {{{target!r}: {source!r}}}." if turned else ""
+            is_reversed = source in COLUMNS and target in dataset.column_names
+            way_out = f" Write it the other way round: {{{target!r}: {source!r}}}." if is_reversed else ""
             raise ValueError(
-                f"`column_mapping` maps `{source}` to `{target}`, but the targets there are {', '.join(COLUMNS)}. "
-                + way_out
+                f"`column_mapping` maps `{source}` to `{target}`, which is not one of {', '.join(COLUMNS)}.{way_out}"
             )
         if source not in dataset.column_names:
-            raise ValueError(f"`column_mapping` names `{source}`. {missing_column(source, dataset.column_names)}")
+            raise ValueError(f"`column_mapping` contains `{source}`. {missing_column(source, dataset.column_names)}")
     targets = list(mapping.values())
     for target in targets:
         if targets.count(target) > 1:
             sources = ", ".join(f"`{s}`" for s, t in mapping.items() if t == target)
             raise ValueError(f"`column_mapping` maps {sources} to `{target}`: join these columns into one first.")
-    # A mapped column takes the place of one that had the name before.
+    # A mapped column replaces a column of the same name.
     replaced = [name for name in targets if name in dataset.column_names and name not in mapping]
     return dataset.remove_columns(replaced).rename_columns(mapping)
 
 
 def missing_column(wanted: str, columns: Sequence[str]) -> str:
-    """What to say where a column is missing: those there are, and the one that may be meant."""
+    """Error message for a missing column, with the existing columns and the closest name."""
     close = difflib.get_close_matches(wanted, columns, n=1, cutoff=0.5)
     hint = f" Did you mean `{close[0]}`?" if close else ""
     message = f"There is no column `{wanted}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
@@ -139,7 +136,7 @@ def _item_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is one of strings."""
+    """Whether an Arrow type is a string type."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
@@ -148,8 +145,8 @@ def _check_feature_type(dataset: Dataset, column: str) -> None:
     item = _item_type(kind)
     integers = column == "feature_ids"
     if item is None or not (pa.types.is_integer(item) or (pa.types.is_floating(item) and not integers)):
-        wanted = "integers" if integers else "floats"
-        raise TypeError(f"Column `{column}` is of type {kind}: a list of {wanted} is needed for each document.")
+        expected = "integers" if integers else "floats"
+        raise TypeError(f"Column `{column}` is of type {kind}, but must be lists of {expected}.")
 
 
 def _prepare_text(dataset: Dataset) -> Dataset:
@@ -157,9 +154,7 @@ def _prepare_text(dataset: Dataset) -> Dataset:
     if pa.types.is_null(kind) or (is_text(kind) and dataset.data.column("text").null_count):
         return _convert(dataset, "text", _fill_text, Value("string"))
     if not is_text(kind):
-        raise TypeError(
-            f"Column `text` is of type {kind}: one string is needed for each document. Convert it with `dataset.map`."
-        )
+        raise TypeError(f"Column `text` is of type {kind}, but must be strings. Convert it with `dataset.map`.")
     return dataset
 
 
@@ -175,18 +170,18 @@ def _prepare_labels(dataset: Dataset, delimiter: str | None) -> Dataset:
     if item is None and (is_text(kind) or pa.types.is_integer(kind)) and not hasattr(feature, "names"):
         if not delimiter:
             raise ValueError(
-                f"Column `labels` holds one {kind} per document, such as {dataset[0]['labels']!r}. "
-                "Say what separates the labels with `label_delimiter`, or make it a column of lists."
+                f"Column `labels` is of type {kind}, such as {dataset[0]['labels']!r}. Pass the separator of the "
+                "labels as `label_delimiter`, or convert the column to lists."
             )
         return _convert(dataset, "labels", _split_labels, List(Value("string")), delimiter=delimiter)
     raise TypeError(
-        f"Column `labels` is of type {kind}: a list of strings, integers or `ClassLabel`, or a delimited string, is "
-        "needed for each document. Convert it with `dataset.map` or `dataset.cast_column`."
+        f"Column `labels` is of type {kind}, but must be lists of strings, integers or `ClassLabel`, or delimited "
+        "strings. Convert it with `dataset.map` or `dataset.cast_column`."
     )
 
 
 def _convert(dataset: Dataset, column: str, function: Any, feature: Any, **options) -> Dataset:
-    """Rewrites one column batch by batch and puts it beside the others."""
+    """Rewrites one column batch by batch and keeps the others."""
     changed = dataset.select_columns([column]).with_format("arrow")
     changed = changed.map(
         function,
@@ -212,7 +207,7 @@ def _name_classes(table: pa.Table, names: list[str]) -> pa.Table:
     offsets, values = _flat(table.column("labels"))
     codes = values.to_numpy(zero_copy_only=False)
     if values.null_count or (len(codes) and not (0 <= codes.min() and codes.max() < len(names))):
-        raise ValueError(f"Column `labels` holds class numbers outside 0 to {len(names) - 1}.")
+        raise ValueError(f"Column `labels` has class indices outside 0 to {len(names) - 1}.")
     named = pa.array(names, pa.string()).take(values)
     return pa.table({"labels": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), named)})
 
@@ -227,7 +222,7 @@ def _split_labels(table: pa.Table, delimiter: str) -> pa.Table:
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Offsets (from 0) and items of a list column; a missing list is an empty one."""
+    """Offsets (from 0) and items of a list column; null counts as an empty list."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
@@ -239,15 +234,14 @@ def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
 
 def feature_matrix(dataset: Dataset, num_features: int | None = None) -> csr_matrix:
     """
-    Builds the document × feature matrix of a dataset of vectors.
+    Converts a dataset of vectors to a sparse document × feature matrix.
 
     Args:
         dataset (`datasets.Dataset`):
-            Documents with the columns `feature_ids` and `feature_values`. Ids of a document may come in any order;
-            an id twice in a document, a negative id, NaN or infinity is an error that names the row.
+            Documents with the columns `feature_ids` and `feature_values`. Ids may be in any order. Repeated or
+            negative ids, NaN and infinity are errors.
         num_features (`int`, *optional*):
-            Number of columns. Features beyond it are left out (as words that a vocabulary lacks are) and a warning
-            says how many. By default one more than the largest id.
+            Number of columns. Features beyond it are ignored with a warning. Default: the largest id plus one.
 
     Returns:
         `scipy.sparse.csr_matrix`: float32 with sorted indices.
@@ -270,7 +264,7 @@ def feature_matrix(dataset: Dataset, num_features: int | None = None) -> csr_mat
     if width > num_features:
         known = indices < num_features
         logger.warning(
-            "%d of %d feature values have an id of %d or more and are left out.",
+            "%d of %d feature values have an id of %d or more and are ignored.",
             len(known) - known.sum(),
             len(known),
             num_features,
@@ -285,7 +279,7 @@ def _place(start: int, row: int) -> str:
 
 
 def _vector_batches(dataset: Dataset) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (first row, offsets, feature ids, float32 values)."""
+    """Yields (first row, offsets, feature ids, float32 values) of each batch."""
     start = 0
     columns = dataset.select_columns(["feature_ids", "feature_values"]).with_format("arrow")
     for table in columns.iter(batch_size=_BATCH_SIZE):
@@ -301,7 +295,7 @@ def _vector_batches(dataset: Dataset) -> Iterator[tuple[int, np.ndarray, np.ndar
             if items.null_count:
                 entry = int(np.argmax(items.is_null().to_numpy(zero_copy_only=False)))
                 row = int(np.searchsorted(offsets, entry, side="right")) - 1
-                raise ValueError(f"{_place(start, row)} has a missing feature {name}. Remove that feature.")
+                raise ValueError(f"{_place(start, row)} has a null feature {name}. Remove that feature.")
         with np.errstate(over="ignore"):
             numbers = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
         yield start, offsets, ids.to_numpy(zero_copy_only=False).astype(np.int64, copy=False), numbers
@@ -316,22 +310,17 @@ def check_rows(
     num_features: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Checks the sparse rows of a block and brings each into the order of its feature ids.
+    Checks sparse rows and sorts each by feature id.
 
     Args:
-        offsets (`np.ndarray`):
-            Row i holds the entries `offsets[i]` to `offsets[i + 1]`; the first offset is 0.
-        ids (`np.ndarray`):
-            Feature ids, in any order within a row.
-        values (`np.ndarray`):
-            Feature values.
-        place (`Callable[[int], str]`):
-            Says where row i of the block comes from, for error messages.
-        num_features (`int`, *optional*):
-            Ids must be smaller than this.
+        offsets (`np.ndarray`): Row i has the entries `offsets[i]` to `offsets[i + 1]`; the first offset is 0.
+        ids (`np.ndarray`): Feature ids, in any order within a row.
+        values (`np.ndarray`): Feature values.
+        place (`Callable[[int], str]`): Describes row i in error messages.
+        num_features (`int`, *optional*): Upper limit of the ids.
 
     Returns:
-        `ids` and `values`, sorted within rows (the arrays given where they were sorted already).
+        `ids` and `values`, sorted within rows; the same arrays if they were sorted already.
     """
     _raise_at(ids < 0, offsets, lambda i: f"the negative feature id {ids[i]}", "Feature ids start at 0.", place)
     if num_features is not None:
@@ -348,7 +337,7 @@ def check_rows(
         return ids, values
     step = np.diff(ids.astype(np.int64, copy=False))
     starts = offsets[1:-1]
-    # The step into the first entry of a row compares two rows: any order is right there.
+    # The step to the first entry of a row compares two rows, where any order is right.
     step[starts[(starts > 0) & (starts < len(ids))] - 1] = 1
     if (step < 0).any():
         rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))

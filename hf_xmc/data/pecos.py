@@ -1,4 +1,4 @@
-"""Folders of PECOS: label (and feature) matrices as npz files, texts and label names as lines."""
+"""Folders of PECOS: label and feature matrices as npz files, texts and label names as lines."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from .columns import check_rows
 from .streams import cached_dataset, text_lines
 
 SPLITS = {"train": "trn", "validation": "val", "test": "tst"}
-# Where the published archives keep the vectors.
+# Subfolders of the vectors in published archives.
 VECTOR_FOLDERS = ("", "tfidf-attnxml")
 _ENTRIES_AT_ONCE = 1 << 20
 _ROWS_AT_ONCE = 10_000
 
 
 def pecos_splits(folder: Path) -> dict[str, Path]:
-    """The label matrices of a folder by split; empty where it is no PECOS folder."""
+    """The label matrices of a folder by split; empty if it is not a PECOS folder."""
     files = {split: folder / f"Y.{short}.npz" for split, short in SPLITS.items()}
     return {split: path for split, path in files.items() if path.is_file()}
 
 
 def pecos_label_names(folder: Path) -> list[str] | None:
-    """Lines of `output-items.txt`, where there is one."""
+    """Lines of `output-items.txt`, or `None` without that file."""
     path = folder / "output-items.txt"
     return list(text_lines(path)) if path.is_file() else None
 
 
 def names_are_labels(names: list[str] | None) -> bool:
-    """Whether names can stand for their labels; otherwise labels are numbers and the names are their texts."""
+    """Whether names identify labels. Otherwise labels are numbers, and names are their texts."""
     return names is not None and all(names) and len(set(names)) == len(names)
 
 
 def read_pecos(folder: Path, split: str, cache_dir: str | None = None) -> Dataset:
-    """Dataset of one split: labels, and vectors and texts where the folder has them."""
+    """Loads one split: labels, and vectors and texts if the folder has them."""
     short = SPLITS[split]
     labels = folder / f"Y.{short}.npz"
     vectors = next((path for name in VECTOR_FOLDERS if (path := folder / name / f"X.{short}.npz").is_file()), None)
@@ -70,7 +70,7 @@ def read_pecos(folder: Path, split: str, cache_dir: str | None = None) -> Datase
 
 
 def pecos_tables(labels: str, vectors: str | None, text: str | None, folder: str) -> Iterator[pa.Table]:
-    """Reads the files of a split side by side and yields a table for each block of rows."""
+    """Reads the files of a split in parallel and yields a table for each block of rows."""
     names = pecos_label_names(Path(folder))
     lines = None if text is None else text_lines(text)
     with CsrStream(labels) as y, CsrStream(vectors or labels) as x:
@@ -81,7 +81,7 @@ def pecos_tables(labels: str, vectors: str | None, text: str | None, folder: str
                 f"`{folder}/output-items.txt` names {len(names)} labels, `{labels}` has {y.shape[1]} columns."
             )
         if y.shape[0] == 0:
-            raise ValueError(f"`{labels}` holds no documents.")
+            raise ValueError(f"`{labels}` does not contain documents.")
         bounds = _common_blocks(x.indptr, y.indptr)
         for start, stop in itertools.pairwise(bounds):
             columns = {}
@@ -184,7 +184,7 @@ class CsrStream:
         return file, kind, int(np.prod(shape))
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Offsets, ids and float32 values of the next rows: `start` is where the last call stopped."""
+        """Offsets, ids and float32 values of rows `start` to `stop`, right after those of the last call."""
         offsets = self.indptr[start : stop + 1] - self.indptr[start]
         if self._matrix is not None:
             entries = slice(self.indptr[start], self.indptr[stop])

@@ -1,4 +1,4 @@
-"""Reading any supported file or folder as memory-mapped datasets."""
+"""Loads any supported file or folder as memory-mapped datasets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .pecos import names_are_labels, pecos_label_names, pecos_splits, read_pecos
 from .streams import plain_error
 from .xmc_text import has_xmc_header, read_xmc_text
 
-# Extension → loader of `datasets`, the most faithful first.
+# Extension → loader of `datasets`, in order of preference.
 _LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 _XMC_EXTENSIONS = (".txt", ".svm")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -45,41 +45,41 @@ def load_xmc_dataset(
     **load_options: Any,
 ) -> DatasetDict | Dataset:
     """
-    Reads a dataset whatever its format, which is recognised by names and content:
+    Loads a dataset. The format is recognised by file names and content:
 
     - parquet, jsonl/json, csv and tsv files (compressed too), split by name: `train.parquet`,
       `data/dev-00000-of-00002.jsonl`;
     - the text format of the Extreme Classification Repository (`.txt`, `.svm`, gzipped too), vectors only;
     - PECOS folders: `Y.trn.npz` with `X.trn.npz` (or `tfidf-attnxml/X.trn.npz`), `X.trn.txt` or both, and label names
-      from `output-items.txt` (where names repeat, labels are their numbers: see [`load_label_texts`]);
+      from `output-items.txt` (if names repeat, labels are numbers: see [`load_label_texts`]);
     - pairs of AttentionXML and LightXML: `train_raw_texts.txt` or `train_texts.txt` with `train_labels.txt`;
-    - anything else that `datasets.load_dataset` finds on the Hub under this name.
+    - any dataset on the Hub that `datasets.load_dataset` loads.
 
-    Files are converted once, piece by piece, into the Arrow cache of `datasets` and are memory-mapped from there.
+    Files are converted once to the Arrow cache of `datasets`, without being held in memory, and memory-mapped.
 
     Args:
         path (`str` or `Path`):
             A folder, a file or the id of a dataset on the Hub.
         split (`str`, *optional*):
-            Only this split (`train`, `validation` or `dev`, `test`), or the name of a file of the folder without its
-            ending (`train-5k`), or several of them, one after the other (`train+validation`).
+            Only this split (`train`, `validation` or `dev`, `test`), or the name of a file in the folder without its
+            extension (`train-5k`), or several of them concatenated (`train+validation`).
         column_mapping (`Mapping[str, str]`, *optional*):
             The data's column → `text`, `labels`, `feature_ids` or `feature_values`, see [`prepare_dataset`].
         label_delimiter (`str`, *optional*):
-            What separates labels where they come as one string. Needed for such a column of a table; in the label file
-            of a pair it is white space by default.
+            Separator of labels in a string column, required for tables; whitespace by default in the label file of a
+            pair.
         require_labels (`bool`, *optional*, defaults to `True`):
             Whether tables must have labels.
         keep_columns (`Sequence[str]`, *optional*):
-            Further columns that stay, as they are.
+            Further columns to keep unchanged.
         cache_dir (`str`, *optional*):
-            Where the Arrow files go; by default the cache of `datasets`.
+            Folder of the Arrow files; by default the cache of `datasets`.
         load_options:
-            Passed to `datasets.load_dataset` for tables and for datasets on the Hub.
+            Passed to `datasets.load_dataset` for tables and Hub datasets.
 
     Returns:
-        `DatasetDict` of the splits there are (the development set is called `validation`); a `Dataset` where `split`
-        is given or `path` is one file.
+        `DatasetDict` of all splits (the development set is called `validation`), or a `Dataset` if `split` is given or
+        `path` is a file.
     """
     location = Path(path).expanduser()
     prepare: dict[str, Any] = {
@@ -90,26 +90,24 @@ def load_xmc_dataset(
     }
     if split is not None and "+" in split:
         if location.is_file():
-            raise ValueError(f"`{path}` is one file: it has no splits `{split}`. Give the folder that it is in.")
-        wanted = split_names(split)
-        return join_splits(
-            {name: load_xmc_dataset(path, name, cache_dir=cache_dir, **prepare, **load_options) for name in wanted}
-        )
+            raise ValueError(f"`{path}` is a file and does not have the splits `{split}`. Pass its folder.")
+        options = {"cache_dir": cache_dir, **prepare, **load_options}
+        return join_splits({name: load_xmc_dataset(path, name, **options) for name in split_names(split)})
     split = split_name(split)
     if not location.exists():
         return _load_from_hub(str(path), split, prepare, cache_dir, load_options)
     if location.is_file():
-        found = _split_of(location)
-        if split is not None and found is not None and split != found:
-            raise ValueError(f"`{path}` is one file with the split `{found}`, not `{split}`. Give the file alone.")
-        name = split or found or "train"
+        own_split = _split_of(location)
+        if split is not None and own_split is not None and split != own_split:
+            raise ValueError(f"`{path}` is the split `{own_split}`, not `{split}`. Leave out `split`.")
+        name = split or own_split or "train"
         return _load_split("files", name, [location], prepare, cache_dir, load_options)
     splits = folder_splits(location)
     if split is not None and split not in splits:
-        # A part of a split, say: `train-5k.parquet`.
-        own = [path for path in location.iterdir() if path.is_file() and _stem(path) == split.lower()]
-        if len(own) == 1:
-            return _load_split("files", split.split("-")[0], own, prepare, cache_dir, load_options)
+        # A part of a split, such as `train-5k.parquet`.
+        files = [path for path in location.iterdir() if path.is_file() and _stem(path) == split.lower()]
+        if len(files) == 1:
+            return _load_split("files", split.split("-")[0], files, prepare, cache_dir, load_options)
         raise ValueError(f"`{path}` has no split `{split}`; it has {', '.join(splits)}.")
     chosen = splits if split is None else [split]
     loaded = {name: _load_split(*splits[name], prepare, cache_dir, load_options) for name in chosen}
@@ -118,11 +116,10 @@ def load_xmc_dataset(
 
 def load_label_texts(path: str | Path) -> dict[str, str]:
     """
-    Texts of the labels of a folder or of a dataset on the Hub, by label.
+    Loads the texts of labels, by label, from a folder or a dataset on the Hub.
 
-    Read from `labels.parquet`, `labels.jsonl`, `labels.json`, `labels.csv` or `labels.tsv` with the columns `label`
-    and `text`, or from `output-items.txt` of a PECOS folder; of a dataset on the Hub from `labels.parquet`, as
-    `hf-xmc push-dataset` writes it.
+    A folder has them in `labels.parquet`, `labels.jsonl`, `labels.json`, `labels.csv` or `labels.tsv` with the columns
+    `label` and `text`, or in the `output-items.txt` of PECOS; a dataset on the Hub in `labels.parquet`.
     """
     folder = Path(path).expanduser()
     if not folder.exists():
@@ -144,7 +141,7 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
 def _read_label_texts(file: Path) -> dict[str, str]:
     table = _load_table([file], "train", None, {})
     if not {"label", "text"} <= set(table.column_names):
-        raise ValueError(f"`{file}` has the columns {', '.join(table.column_names)}: `label` and `text` are needed.")
+        raise ValueError(f"`{file}` has the columns {', '.join(table.column_names)}, but needs `label` and `text`.")
     return {str(label): text or "" for label, text in zip(table["label"], table["text"], strict=True)}
 
 
@@ -160,13 +157,13 @@ def _label_texts_on_hub(name: str) -> Path:
 
 
 def _is_hub_name(name: str) -> bool:
-    """Whether a name may be one on the Hub: one with the ending of a data file is a file that is not there."""
+    """Whether a path may be a Hub id. A name with the extension of a data file is not: that file does not exist."""
     is_file = extension_of(Path(name)) in (*_LOADERS, *_XMC_EXTENSIONS)
     return not is_file and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
 
 
 def extension_of(path: Path) -> str:
-    """Last extension of a file name, without that of its compression."""
+    """Last extension of a file name, ignoring that of a compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
@@ -174,26 +171,26 @@ def extension_of(path: Path) -> str:
 
 
 def split_name(split: str | None) -> str | None:
-    """A split by the name it has here: the development set is called `validation`."""
+    """The canonical name of a split: the development set is called `validation`."""
     return "validation" if split in _SPLIT_NAMES["validation"] else split
 
 
 def split_names(splits: str) -> list[str]:
-    """The splits that an expression such as `train+dev` stands for, by the names they have here."""
+    """The canonical names of the splits in an expression such as `train+dev`."""
     names = [str(split_name(part.strip())) for part in splits.split("+")]
     if "" in names or len(set(names)) < len(names):
-        raise ValueError(f"`{splits}` has to be different splits with a plus between them, such as train+validation.")
+        raise ValueError(f"`{splits}` is not a list of different splits, such as `train+validation`.")
     return names
 
 
 def join_splits(splits: Mapping[str, Dataset]) -> Dataset:
-    """The documents of several splits, one after the other; one alone stays what it is."""
+    """Concatenates several splits. A single one is returned unchanged."""
     if len(splits) == 1:
         return next(iter(splits.values()))
-    kinds = {name: dataset.features for name, dataset in splits.items()}
-    if any(features != next(iter(kinds.values())) for features in kinds.values()):
-        listed = "; ".join(f"`{name}` has {dict(features)}" for name, features in kinds.items())
-        raise ValueError(f"The splits {' and '.join(splits)} have not the same columns and types: {listed}.")
+    types = {name: dataset.features for name, dataset in splits.items()}
+    if any(features != next(iter(types.values())) for features in types.values()):
+        listed = "; ".join(f"`{name}` has {dict(features)}" for name, features in types.items())
+        raise ValueError(f"The splits {' and '.join(splits)} have different columns or types: {listed}.")
     return concatenate_datasets(list(splits.values()))
 
 
@@ -203,10 +200,10 @@ def _stem(path: Path) -> str:
 
 
 def _split_of(path: Path) -> str | None:
-    """The split that a file name speaks of: `wiki10_train.txt`, `dev.parquet`."""
+    """The split in a file name such as `wiki10_train.txt` or `dev.parquet`."""
     words = re.split(r"[^a-z]+", _stem(path))
-    found = [split for split, names in _SPLIT_NAMES.items() if any(name in words for name in names)]
-    return found[0] if len(found) == 1 else None
+    splits = [split for split, names in _SPLIT_NAMES.items() if any(name in words for name in names)]
+    return splits[0] if len(splits) == 1 else None
 
 
 def folder_splits(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
@@ -223,13 +220,13 @@ def folder_splits(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
                 return {split: ("files", split, paths) for split, paths in splits.items()}
     names = sorted(path.name for path in folder.iterdir())
     raise FileNotFoundError(
-        f"`{folder}` holds no dataset that can be read: there are {', '.join(names[:10]) or 'no files'}. Name files "
-        "by their split, such as train.parquet and test.parquet (or .jsonl, .csv, .txt in the repository's format)."
+        f"`{folder}` does not contain a dataset; its files are {', '.join(names[:10]) or 'none'}. Name files by their "
+        "split, such as train.parquet and test.parquet (or .jsonl, .csv, .txt in the repository's format)."
     )
 
 
 def _split_files(files: list[Path]) -> dict[str, list[Path]]:
-    """Files by split: `train.csv` where it is there, else its shards, else the one file whose name has the word."""
+    """Files by split: `train.csv` if it exists, else its shards, else the only file with the word in its name."""
     splits = {}
     for split, names in _SPLIT_NAMES.items():
         exact = [path for path in files if _stem(path) in names]
@@ -242,7 +239,7 @@ def _split_files(files: list[Path]) -> dict[str, list[Path]]:
         if len(paths) > 1 and paths is not shards:
             listed = ", ".join(path.name for path in paths)
             raise ValueError(
-                f"`{paths[0].parent}` has several files for the split `{split}`: {listed}. Keep or give one."
+                f"`{paths[0].parent}` has several files for the split `{split}`: {listed}. Keep or pass one."
             )
         if paths:
             splits[split] = paths
@@ -258,7 +255,7 @@ def _load_split(
     extension = extension_of(files[0])
     is_table = reader == "files" and extension in _LOADERS
     if options and not is_table:
-        raise TypeError(f"`{files[0]}` is no table and takes no option {', '.join(options)}.")
+        raise TypeError(f"`{files[0]}` is not a table, so it does not support {', '.join(options)}.")
     if is_table:
         dataset = _load_table(files, split, cache_dir, options)
     elif reader == "pecos":
@@ -266,13 +263,13 @@ def _load_split(
     elif reader == "pair":
         dataset = read_pair(files[0], files[1], split, prepare["label_delimiter"], cache_dir)
     elif len(files) > 1:
-        raise ValueError(f"Give one file for the split `{split}`, not {', '.join(path.name for path in files)}.")
+        raise ValueError(f"Pass one file for the split `{split}`, not {', '.join(path.name for path in files)}.")
     elif extension in _XMC_EXTENSIONS or has_xmc_header(files[0]):
         dataset = read_xmc_text(files[0], split, cache_dir)
     else:
         raise ValueError(
-            f"`{files[0]}` is of no known format. Known are {', '.join(_LOADERS)} and the text format of the Extreme "
-            "Classification Repository, whose first line is `documents features labels`."
+            f"The format of `{files[0]}` is not supported. Use {', '.join(_LOADERS)} or the text format of the "
+            "Extreme Classification Repository, whose first line is `documents features labels`."
         )
     try:
         return prepare_dataset(dataset, **prepare)
@@ -284,7 +281,7 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
     extension = extension_of(files[0])
     loader = _LOADERS[extension]
     if loader == "csv":
-        # "NA" and "null" are texts like any other.
+        # "NA" and "null" are ordinary texts.
         options = {"keep_default_na": False, **({"sep": "\t"} if extension == ".tsv" else {}), **options}
     names = ", ".join(f"`{path}`" for path in files)
     try:
@@ -293,13 +290,13 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
         )
     except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
         raise ValueError(
-            f"{names} cannot be read as {loader} ({plain_error(error)}). The file is damaged, or of another format "
-            "than its name says."
+            f"{names} cannot be read as {loader} ({plain_error(error)}). The file is damaged or has the wrong "
+            "extension."
         ) from error
     except ValueError as error:
         if "corresponds to no data" not in str(error):
             raise
-        raise ValueError(f"{names} holds no documents.") from error
+        raise ValueError(f"{names} does not contain documents.") from error
 
 
 def _load_from_hub(
@@ -315,7 +312,7 @@ def _load_from_hub(
         ) from error
     except ConnectionError as error:
         raise ConnectionError(
-            f"There is no file or folder `{path}`, and the Hub cannot be asked for a dataset of that name ({error})."
+            f"There is no file or folder `{path}`, and the Hub cannot be reached to look for a dataset ({error})."
         ) from error
     names = {name: next((s for s, words in _SPLIT_NAMES.items() if str(name) in words), str(name)) for name in loaded}
     splits = {names[name]: dataset for name, dataset in loaded.items()}
@@ -331,13 +328,12 @@ SAMPLE_FOLDER = Path(__file__).with_name("sample")
 
 def load_sample(cache_dir: str | None = None) -> DatasetDict:
     """
-    The bundled sample: `train`, `validation` and `test` with the columns `text` and `labels` (names of subjects).
+    Loads the bundled sample: `train`, `validation` and `test` with the columns `text` and `labels` (subject names).
 
-    Its origin, licences and numbers are in the `README.md` beside the files.
+    Its `README.md` describes origin, licences and size.
 
     Args:
-        cache_dir (`str`, *optional*):
-            Where the Arrow files go; by default the cache of `datasets`.
+        cache_dir (`str`, *optional*): Folder of the Arrow files; by default the cache of `datasets`.
     """
     splits = load_xmc_dataset(SAMPLE_FOLDER, cache_dir=cache_dir)
     assert isinstance(splits, DatasetDict)

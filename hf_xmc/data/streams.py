@@ -1,4 +1,4 @@
-"""Reading text files piece by piece, compressed or not, and keeping what was read in the `datasets` cache."""
+"""Streams text files, plain or gzipped, into the Arrow cache of `datasets`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from datasets.builder import Key
 from datasets.exceptions import DatasetGenerationError
 
 BLOCK_BYTES = 4 << 20
-# Part of each cache key: raised when a reader's result for the same file changes.
+# Part of each cache key. Increase it when a reader changes its result for the same file.
 _READER_VERSION = 1
 
 
 @contextmanager
 def open_bytes(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Opens a plain or gzipped file; a damaged archive is a `ValueError` that names the file."""
+    """Opens a plain or gzipped file. Raises a `ValueError` with its name if it is damaged gzip."""
     with open(path, "rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -49,7 +49,7 @@ def line_blocks(file: IO[bytes]) -> Iterator[list[bytes]]:
 
 
 def text_lines(path: str | os.PathLike) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file. Only newlines end a line: other Unicode separators are part of a text."""
+    """Yields the lines of a UTF-8 file. Only newlines end a line, not other Unicode separators."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -69,7 +69,7 @@ class _TableConfig(datasets.BuilderConfig):
 
 
 class _TableBuilder(datasets.ArrowBasedBuilder):
-    """Writes tables to the Arrow cache one at a time; `Dataset.from_generator` would do it row by row."""
+    """Writes tables to the Arrow cache; `Dataset.from_generator` would write row by row."""
 
     BUILDER_CONFIG_CLASS = _TableConfig
 
@@ -94,21 +94,15 @@ def cached_dataset(
     cache_dir: str | None = None,
 ) -> datasets.Dataset:
     """
-    The memory-mapped dataset of a generator of tables, generated once for each state of its files.
+    Writes the tables of a generator to the cache, unless they are there, and returns the memory-mapped dataset.
 
     Args:
-        tables (`Callable`):
-            Generator function of tables with the columns of `features`, called with `options`.
-        options (`dict`):
-            Arguments of `tables`.
-        features (`datasets.Features`):
-            Columns of the dataset.
-        files (`list[Path]`):
-            All files it reads: the dataset is read again when one of them changes.
-        split (`str`):
-            Name of the split.
-        cache_dir (`str`, *optional*):
-            Where the Arrow file goes; by default the cache of `datasets`.
+        tables (`Callable`): Generator function of tables with the columns of `features`, called with `options`.
+        options (`dict`): Arguments of `tables`.
+        features (`datasets.Features`): Columns of the dataset.
+        files (`list[Path]`): All files that are read. The cache is not used if one of them has changed.
+        split (`str`, *optional*, defaults to `"train"`): Name of the split.
+        cache_dir (`str`, *optional*): Folder of the Arrow file; by default the cache of `datasets`.
     """
     key = hashlib.sha256(repr((_READER_VERSION, tables.__qualname__, sorted(options.items()), split)).encode())
     for path in files:
@@ -140,7 +134,7 @@ def cached_dataset(
 
 
 def plain_error(error: BaseException) -> Exception:
-    """The error of a reader that `datasets` has wrapped into its own."""
+    """The original error of a reader, which `datasets` wraps."""
     cause = error
     while isinstance(cause, DatasetGenerationError) and cause.__cause__ is not None:
         cause = cause.__cause__

@@ -24,7 +24,7 @@ _TO_CSV = bytes.maketrans(b": ", b",\n")
 
 @dataclass
 class _Lines:
-    """Parsed lines: entries per line, then all entries."""
+    """Parsed lines: number of entries per line, and all entries."""
 
     num_labels: np.ndarray
     labels: np.ndarray
@@ -40,12 +40,12 @@ def has_xmc_header(path: Path) -> bool:
 
 
 def read_xmc_text(path: Path, split: str, cache_dir: str | None = None) -> Dataset:
-    """Dataset of vectors and integer labels of one file, plain or gzipped."""
+    """Loads vectors and integer labels from a file, plain or gzipped."""
     return cached_dataset(xmc_tables, {"path": str(path)}, FEATURES, files=[path], split=split, cache_dir=cache_dir)
 
 
 def xmc_tables(path: str) -> Iterator[pa.Table]:
-    """Reads a file in blocks of lines, checks it against its header and yields a table for each block."""
+    """Reads a file in blocks of lines, checks them against the header and yields a table for each."""
     with open_bytes(path) as file:
         line = file.readline()
         if not line:
@@ -53,8 +53,8 @@ def xmc_tables(path: str) -> Iterator[pa.Table]:
         header = _HEADER.fullmatch(line)
         if header is None:
             raise ValueError(
-                f"`{path}`, line 1, is {line[:60]!r}: the format of the Extreme Classification Repository starts with "
-                "`documents features labels`. Put that line first, or read the file as the format it is."
+                f"`{path}`, line 1, is {line[:60]!r}, but the format of the Extreme Classification Repository starts "
+                "with `documents features labels`. Add that line, or use the extension of the file's format."
             )
         num_documents, num_features, num_labels = (int(number) for number in header.groups())
         row = 0
@@ -70,10 +70,10 @@ def xmc_tables(path: str) -> Iterator[pa.Table]:
                 yield _table(_parse(lines, path, row + 2), path, row + 2, num_features, num_labels)
             row += len(lines)
     if row == 0:
-        raise ValueError(f"`{path}` holds no documents.")
+        raise ValueError(f"`{path}` does not contain documents.")
     if row < num_documents:
         raise ValueError(
-            f"`{path}` ends after {row} of the {num_documents} documents of its header. The file is cut short, or "
+            f"`{path}` ends after {row} of the {num_documents} documents of its header. The file is truncated, or "
             "line 1 is wrong."
         )
 
@@ -85,8 +85,8 @@ def _table(lines: _Lines, path: str, first_line: int, num_features: int, num_lab
         entry = int(np.argmax(bad))
         row = int(np.searchsorted(label_offsets, entry, side="right")) - 1
         raise ValueError(
-            f"`{path}`, line {first_line + row}, has the label {lines.labels[entry]}, but the header says that there "
-            f"are {num_labels} labels, numbered from 0. Correct line 1 or the label."
+            f"`{path}`, line {first_line + row}, has the label {lines.labels[entry]}, but the header announces "
+            f"{num_labels} labels, numbered from 0. Correct line 1 or the label."
         )
     offsets = np.concatenate([[0], np.cumsum(lines.num_features)])
     with np.errstate(over="ignore"):
@@ -112,7 +112,7 @@ def _parse(lines: list[bytes], path: str, first_line: int) -> _Lines:
 
 
 def _parse_fast(lines: list[bytes]) -> _Lines | None:
-    """Parses well-formed lines with a few passes over the whole block; `None` where anything is unusual."""
+    """Parses well-formed lines with a few passes over the block. Returns `None` if anything is unusual."""
     heads, tails = [], []
     for line in lines:
         head, _, tail = line.partition(b" ")
@@ -126,14 +126,14 @@ def _parse_fast(lines: list[bytes]) -> _Lines | None:
         features = _columns(b" ".join([tail for tail in tails if tail]).translate(_TO_CSV), [pa.int64(), pa.float64()])
     except pa.ArrowInvalid:
         return None
-    # A comma among the features would pass for a colon.
+    # A comma among the features would be read as a colon.
     if len(labels[0]) != num_labels.sum() or len(features[0]) != num_features.sum():
         return None
     return _Lines(num_labels, labels[0], num_features, *features)
 
 
 def _columns(text: bytes, types: list[pa.DataType]) -> list[np.ndarray]:
-    """Columns of comma-separated numbers: Arrow's reader is strict and many times faster than any loop in Python."""
+    """Columns of comma-separated numbers. Arrow's reader is strict and many times faster than a loop in Python."""
     if not text:
         return [np.zeros(0, kind.to_pandas_dtype()) for kind in types]
     names = [str(i) for i in range(len(types))]
@@ -147,7 +147,7 @@ def _columns(text: bytes, types: list[pa.DataType]) -> list[np.ndarray]:
 
 
 def _parse_slowly(lines: list[bytes], path: str, first_line: int) -> _Lines:
-    """Parses line by line: takes any white space between entries, and knows the line of an error."""
+    """Parses line by line. Accepts any whitespace between entries and reports the line of an error."""
     num_labels, labels, num_features, ids, values = [], [], [], [], []
     for number, line in enumerate(lines, first_line):
         tokens = line.split()
@@ -159,7 +159,7 @@ def _parse_slowly(lines: list[bytes], path: str, first_line: int) -> _Lines:
             row_values = [float(value) for _, value in features]
         except ValueError as error:
             raise ValueError(
-                f"`{path}`, line {number}, is not of the form `label,label feature:value feature:value` ({error}): "
+                f"`{path}`, line {number}, does not match `label,label feature:value feature:value` ({error}): "
                 f"{line[:80]!r}."
             ) from error
         num_labels.append(len(row_labels))

@@ -31,13 +31,12 @@ def load_metric(**kwargs: Any) -> evaluate.EvaluationModule:
 
     Args:
         kwargs:
-            Passed on to `evaluate.load`: `experiment_id`, `num_process`, `process_id`, `keep_in_memory`, `cache_dir`.
-
+            Passed to `evaluate.load`: `experiment_id`, `num_process`, `process_id`, `keep_in_memory`, `cache_dir`.
     """
     try:
         import evaluate
     except ImportError as error:
         raise ImportError(
-            "`load_metric` needs the evaluate library: pip install evaluate. XMCMetrics works without."
+            "`load_metric` needs the evaluate library: pip install evaluate. XMCMetrics works without it."
         ) from error
     return evaluate.load(METRIC_PATH, **kwargs)

@@ -1,10 +1,10 @@
 """
 Metrics of extreme multi-label classification, from ranked label ids and sparse truth.
 
-Every result is a ratio of counts that are kept as integers, so it is the same to the last bit whatever the batch size,
-the order of the batches and the number of processes, and the memory needed does not grow with the documents.
+Every result is a ratio of integer counts. It does not depend on the batch size, the order of the batches or the number
+of processes, to the last bit, and the memory does not grow with the number of documents.
 
-With `n` the number of true labels of a document, `hit_j` 1 where the label at place `j` is true and 0 elsewhere,
+Let `n` be the number of true labels of a document, `hit_j` 1 if the label at rank `j` is true and 0 otherwise,
 `d_j = 1/log2(j + 1)`, `Z_m = d_1 + ... + d_m` and `w_l = 1/p_l` the inverse propensity of a label:
 
 | metric            | definition                                                                                      |
@@ -25,9 +25,9 @@ Conventions:
   and it is left out of `R@k` and `RP@k`, where it has no value. It adds nothing to the sums of `PSP@k` and `PSnDCG@k`.
 - A label unseen in training has a training count of 0. It is a true label like any other: it counts in `n`, in the
   best possible ranking (with the largest `w_l`), in both F1 and among the tail labels, so not predicting it is a miss.
-- An empty place (-1) is a miss for `P@k`, but no prediction for both F1.
-- A metric without a denominator (no tail label in the truth, say) is left out of the result. So are the metrics that
-  need training counts where none are given.
+- An empty rank (-1) is a miss for `P@k`, but not a prediction for both F1.
+- A metric without a denominator (e.g., no tail label in the truth) is left out of the result. Without training counts,
+  so are the metrics that need them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from .checks import check_counts, check_increasing, check_indices, check_rows, check_truth
-
-# Documents handled at a time: bounds the temporary arrays of an update.
+# Documents per step of an update, which bounds the temporary arrays.
 _BATCH = 16_384
 # Discounts in PSnDCG@k are whole multiples of this, so that their sums are exact: room for 2**27 documents.
 _UNIT = 2.0**-36
@@ -50,23 +48,18 @@ def propensities(
     counts: np.ndarray | Sequence[int], num_documents: int, a: float = 0.55, b: float = 1.5
 ) -> np.ndarray:
     """
-    Propensity of each label: how likely a true label is to be recorded, from its frequency.
+    Propensity of each label (Jain et al., 2016): the probability that a true label is recorded.
 
-    `p_l = 1 / (1 + C exp(-a log(n_l + b)))` with `C = (log N - 1)(b + 1)^a`. `C` is taken as 0 (all propensities 1)
-    for fewer than three documents, where the formula has no meaning.
+    `p_l = 1 / (1 + C exp(-a log(n_l + b)))` with `C = (log N - 1)(b + 1)^a`. For fewer than three documents, where the
+    formula is not defined, `C` is 0 and all propensities are 1.
 
     Args:
-        counts (`np.ndarray`):
-            Number of training documents of each label.
-        num_documents (`int`):
-            Number of training documents.
-        a (`float`, *optional*, defaults to 0.55):
-            Exponent of the propensity model.
-        b (`float`, *optional*, defaults to 1.5):
-            Offset of the propensity model.
-
+        counts (`np.ndarray`): Number of training documents of each label.
+        num_documents (`int`): Number of training documents.
+        a (`float`, *optional*, defaults to 0.55): Exponent of the propensity model.
+        b (`float`, *optional*, defaults to 1.5): Offset of the propensity model.
     """
-    counts = check_counts(counts, num_documents)
+    counts = _check_counts(counts, num_documents)
     if not (a > 0 and b > 0):
         raise ValueError(
             f"The propensity model needs a > 0 and b > 0, got a={a} and b={b}. The usual values: 0.55 and 1.5."
@@ -77,20 +70,18 @@ def propensities(
 
 class XMCMetrics:
     """
-    Running sums from which all metrics are computed. See the top of this module for definitions and conventions.
+    Accumulates the counts from which all metrics are computed. See the module's docstring for the definitions.
 
     Args:
         counts (`np.ndarray`, *optional*):
-            Number of training documents of each label, shape `(num_labels,)`. Without it there are no
-            propensity-scored metrics, no tail coverage and no results by frequency.
+            Number of training documents of each label, shape `(num_labels,)`. Propensity-scored metrics, tail coverage
+            and results by frequency need it.
         num_documents (`int`, *optional*):
-            Number of training documents. Goes with `counts`.
+            Number of training documents; required with `counts`.
         ks (`Iterable[int]`, *optional*, defaults to `(1, 3, 5, 10)`):
-            Lengths of the ranking at which to measure.
-        a (`float`, *optional*, defaults to 0.55):
-            Exponent of the propensity model.
-        b (`float`, *optional*, defaults to 1.5):
-            Offset of the propensity model.
+            Cutoffs of the ranking.
+        a (`float`, *optional*, defaults to 0.55): Exponent of the propensity model.
+        b (`float`, *optional*, defaults to 1.5): Offset of the propensity model.
         tail_max_count (`int`, *optional*, defaults to 5):
             A label with at most this many training documents is a tail label.
         bucket_limits (`Iterable[int]`, *optional*, defaults to `(0, 5, 20, 100)`):
@@ -103,7 +94,6 @@ class XMCMetrics:
         metrics.update(indices, truth)
     metrics.compute()["P@1"]
     ```
-
     """
 
     def __init__(
@@ -118,26 +108,24 @@ class XMCMetrics:
         bucket_limits: Iterable[int] = (0, 5, 20, 100),
     ) -> None:
         if (counts is None) != (num_documents is None):
-            given, missing = ("num_documents", "counts") if counts is None else ("counts", "num_documents")
-            raise ValueError(
-                f"`{given}` is given but `{missing}` is not. Pass both, or neither to go without propensities."
-            )
-        self.ks = check_increasing("ks", ks, smallest=1)
+            missing = "counts" if counts is None else "num_documents"
+            raise ValueError(f"`{missing}` is missing. Pass both `counts` and `num_documents`, or neither.")
+        self.ks = _check_increasing("ks", ks, smallest=1)
         self.a, self.b = a, b
         self.tail_max_count = tail_max_count
-        self.bucket_limits = check_increasing("bucket_limits", bucket_limits, smallest=0)
+        self.bucket_limits = _check_increasing("bucket_limits", bucket_limits, smallest=0)
         self.num_documents = num_documents
         self.counts: np.ndarray | None = None
         k = self.ks[-1]
-        # The first of `ks` that a place of the ranking counts for; it counts for all that follow.
+        # Index of the smallest k that includes a rank; all larger ones do, too.
         self._first_k = np.searchsorted(self.ks, np.arange(1, k + 1))
         self._tables: dict[str, np.ndarray] = {
             "documents": np.zeros(0, np.int64),  # by number of true labels
-            "hits": np.zeros((0, k), np.int64),  # by number of true labels and place
+            "hits": np.zeros((0, k), np.int64),  # by number of true labels and rank
         }
         num_labels = 0
         if counts is not None and num_documents is not None:
-            self.counts = check_counts(counts, num_documents)
+            self.counts = _check_counts(counts, num_documents)
             num_labels = len(self.counts)
             # Labels of equal training count have equal propensity: their gains share one cell. Class 0 is count 0.
             self._class_counts, classes = np.unique(np.append(self.counts, 0), return_inverse=True)
@@ -147,7 +135,7 @@ class XMCMetrics:
             for name in ("gain", "ideal_gain", "discounted_gain", "ideal_discounted_gain"):
                 self._tables[name] = np.zeros((len(self.ks), len(self._class_counts)), np.int64)
         self._tables["true"] = np.zeros(num_labels, np.int64)
-        # Per label, by the first of `ks` that the place counts for.
+        # Per label, by the smallest k that includes the rank.
         self._tables["correct"] = np.zeros((len(self.ks), num_labels), np.int64)
         self._tables["predicted"] = np.zeros((len(self.ks), num_labels), np.int64)
 
@@ -158,19 +146,18 @@ class XMCMetrics:
 
     def update(self, indices: np.ndarray, truth: sparse.csr_matrix | sparse.csr_array) -> None:
         """
-        Adds a batch of documents. A batch with an error in it changes nothing.
+        Adds a batch of documents. A batch with an error changes nothing.
 
         Args:
             indices (`np.ndarray`):
-                Predicted label ids, best first, shape `(documents, k)` with `k` at least the largest of `ks`. -1
-                marks an empty place.
+                Predicted label ids, best first, shape `(documents, k)` with `k` at least the largest of `ks`; -1 for
+                an empty rank.
             truth (`scipy.sparse.csr_matrix`):
-                True labels: a positive value in row `i` and column `l` says that document `i` has label `l`. Columns
-                beyond `len(counts)` are labels unseen in training; a column is the same label in all batches.
-
+                True labels: a positive value in row `i` and column `l` if document `i` has label `l`. Columns beyond
+                `len(counts)` are labels unseen in training; a column is the same label in all batches.
         """
-        indices = check_indices(indices, self.ks[-1])
-        truth = check_truth(truth)
+        indices = _check_indices(indices, self.ks[-1])
+        truth = _check_truth(truth)
         if indices.shape[0] != truth.shape[0]:
             raise ValueError(
                 f"`indices` has {indices.shape[0]} rows but `truth` has {truth.shape[0]}. Both need one row per "
@@ -185,19 +172,17 @@ class XMCMetrics:
                     "with the labels the model was trained with."
                 )
         for start, rows in _batches(indices):
-            check_rows(rows, start, num_labels)
+            _check_rows(rows, start, num_labels)
         self._grow_labels(truth.shape[1])
         for start, rows in _batches(indices):
             self._count_batch(rows[:, : self.ks[-1]], truth.indptr[start : start + len(rows) + 1], truth.indices)
 
     def merge(self, other: XMCMetrics) -> None:
         """
-        Adds the documents of another object with the same settings, of another process for instance.
+        Adds the documents of another object with the same settings, e.g., from another process.
 
         Args:
-            other ([`XMCMetrics`]):
-                Stays as it is.
-
+            other ([`XMCMetrics`]): The other object, which does not change.
         """
         if not isinstance(other, XMCMetrics):
             raise TypeError(f"Only XMCMetrics can be merged into XMCMetrics, got {type(other).__name__}.")
@@ -224,17 +209,15 @@ class XMCMetrics:
         Results by how often a label occurs in training, rare labels first.
 
         Returns:
-            One row per bucket with `bucket` (its name), `min_count`, `max_count` (`None`: open), `labels` (labels in
-            it, with or without an occurrence here), `true_labels` (those with a true occurrence), `positives` (their
-            true occurrences) and for each k:
+            One row per bucket with `bucket` (its name), `min_count`, `max_count` (`None`: no limit), `labels` (number
+            of labels), `true_labels` (labels with a true occurrence), `positives` (true occurrences) and for each k:
 
             - `recall@k`: share of the positives that are in the top k,
             - `precision@k`: share of the bucket's predictions in the top k that are true,
             - `coverage@k`: share of the true labels that are a hit at least once,
             - `contribution@k`: the part of `P@k` that comes from the bucket; the parts add up to `P@k`.
 
-            A share of nothing is `None`.
-
+            A share is `None` if its denominator is 0.
         """
         if self.counts is None:
             raise ValueError(
@@ -286,7 +269,7 @@ class XMCMetrics:
         filled_rows, filled_places = np.nonzero(indices >= 0)
         filled_labels = indices[filled_rows, filled_places].astype(np.int64)
 
-        # (document, label) pairs as one number each: those of the truth are sorted, so one search finds all hits.
+        # Each (document, label) pair is one number. Those of the truth are sorted, so one search finds all hits.
         width = len(self._tables["true"])
         hit = _isin_sorted(filled_rows * width + filled_labels, rows * width + labels)
         hit_rows, hit_places, hit_labels = filled_rows[hit], filled_places[hit], filled_labels[hit]
@@ -308,7 +291,7 @@ class XMCMetrics:
         self._add_gains("ideal_", ranked[kept] % num_classes, positives[rows[kept]], places[kept])
 
     def _add_gains(self, prefix: str, classes: np.ndarray, positives: np.ndarray, places: np.ndarray) -> None:
-        """Adds hits, given by class of the label, number of true labels of the document and place, to the gains."""
+        """Adds hits, given by the label's class, the document's number of true labels and the rank, to the gains."""
         for i, k in enumerate(self.ks):
             inside = places < k
             cells = classes[inside]
@@ -317,12 +300,12 @@ class XMCMetrics:
             _add(self._tables[f"{prefix}discounted_gain"][i], cells, amount=discounts)
 
     def _ranking_metrics(self) -> dict[str, float | None]:
-        """Metrics that need nothing but the places of the hits."""
+        """Metrics that only need the ranks of the hits."""
         documents, hits = self._tables["documents"], self._tables["hits"]
         positives = np.arange(len(documents))
         with_truth = int(documents[1:].sum())
         discounts = _discounts(self.ks[-1])
-        best = np.append(1.0, np.cumsum(discounts))  # no true label, no hit: any divisor gives 0
+        best = np.append(1.0, np.cumsum(discounts))  # without true labels there are no hits: any divisor gives 0
         results: dict[str, float | None] = {}
         for k in self.ks:
             results[f"P@{k}"] = int(hits[:, :k].sum()) / (self.documents * k)
@@ -348,7 +331,7 @@ class XMCMetrics:
         return results
 
     def _label_metrics(self) -> dict[str, float | None]:
-        """Metrics made from the counts of each label."""
+        """Metrics that need the counts of each label."""
         true, correct, predicted = self._label_counts()
         results: dict[str, float | None] = {}
         for i, k in enumerate(self.ks):
@@ -369,7 +352,7 @@ class XMCMetrics:
         return tables["true"], np.cumsum(tables["correct"], axis=0), np.cumsum(tables["predicted"], axis=0)
 
     def _all_counts(self) -> np.ndarray:
-        """Training count of each label, those unseen in training included."""
+        """Training count of each label, including unseen ones."""
         return self._class_counts[self._classes]
 
 
@@ -395,7 +378,7 @@ def _isin_sorted(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 
 def _add(table: np.ndarray, *cells: np.ndarray, amount: int | np.ndarray = 1) -> None:
-    """Adds to cells of a table, repeated ones included; in one dimension, where numpy is fast at it."""
+    """Adds to cells of a table, which may be repeated. On a flat view, where `np.add.at` is fast."""
     np.add.at(table.reshape(-1), np.ravel_multi_index(cells, table.shape), amount)
 
 
@@ -404,10 +387,112 @@ def _discounts(k: int) -> np.ndarray:
 
 
 def _relative_discounts(k: int) -> np.ndarray:
-    """Discount of a place over the sum for the first min(k, n) places: `[min(k, n), place]`, in whole units."""
+    """Discount of a rank divided by the sum of the first min(k, n): `[min(k, n), rank]`, in integer units."""
     best = np.append(1.0, np.cumsum(_discounts(k)))
     return np.rint(_discounts(k) / best[:, None] / _UNIT).astype(np.int64)
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+# ---- Checks of the input ----
+
+
+def _check_indices(indices: Any, k: int) -> np.ndarray:
+    """Predictions as an integer matrix with at least `k` columns."""
+    indices = np.asarray(indices)
+    if indices.dtype.kind not in "iu":
+        if indices.dtype.kind == "f" and np.isnan(indices).any():
+            raise ValueError("`indices` contains NaN. Mark an empty rank with -1 and pass integers.")
+        raise TypeError(
+            f"`indices` must contain integers, got {indices.dtype}. Pass the predicted label ids, not their scores; "
+            "pad short rows with -1."
+        )
+    if indices.ndim != 2:
+        raise ValueError(f"`indices` must have the shape (documents, k), got {indices.shape}.")
+    if indices.shape[1] < k:
+        raise ValueError(
+            f"`indices` has {indices.shape[1]} columns, too few for k = {k}. Predict at least the top {k} (-1 for "
+            "missing labels), or pass smaller `ks`."
+        )
+    return indices
+
+
+def _check_counts(counts: Any, num_documents: int) -> np.ndarray:
+    """Training counts as int64."""
+    counts = np.asarray(counts)
+    if counts.ndim != 1:
+        raise ValueError(f"`counts` must be one number per label, shape (num_labels,), got the shape {counts.shape}.")
+    if counts.dtype.kind not in "iuf" and counts.size:
+        raise TypeError(f"`counts` must contain numbers, got {counts.dtype}.")
+    if num_documents < 1:
+        raise ValueError(
+            f"`num_documents` must be at least 1, got {num_documents}. Pass the number of training documents."
+        )
+    # Written so that NaN is caught too.
+    bad = ~((counts >= 0) & (counts <= num_documents) & (counts == np.floor(counts)))
+    if bad.any():
+        label = int(np.argmax(bad))
+        raise ValueError(
+            f"`counts` must be whole numbers from 0 to `num_documents` = {num_documents}, but label {label} has "
+            f"{counts[label]}. Pass the number of training documents of each label."
+        )
+    return counts.astype(np.int64)
+
+
+def _check_truth(truth: Any) -> sparse.csr_matrix | sparse.csr_array:
+    """The truth with sorted, unique columns in each row; the caller's matrix is left alone."""
+    if not sparse.issparse(truth):
+        raise TypeError(
+            f"`truth` must be a scipy sparse matrix, got {type(truth).__name__}. Wrap a dense 0/1 array in "
+            "`scipy.sparse.csr_matrix`."
+        )
+    matrix: Any = truth  # the common base of the stubs lacks `tocsr` and `data`
+    truth = matrix.tocsr()
+    values = truth.data
+    bad = values < 0 if values.dtype.kind in "iub" else ~(np.isfinite(values) & (values >= 0))
+    if bad.any():
+        row = int(np.searchsorted(truth.indptr, np.argmax(bad), side="right")) - 1
+        raise ValueError(
+            f"`truth` has the value {values[np.argmax(bad)]} in row {row}. Use 1 for a true label and nothing "
+            "elsewhere."
+        )
+    if truth.nnz and not (truth.indices.min() >= 0 and truth.indices.max() < truth.shape[1]):
+        raise ValueError(
+            f"`truth` has column indices outside 0 to {truth.shape[1] - 1}. The matrix is damaged: build it again."
+        )
+    if not truth.has_canonical_format or not values.all():
+        truth = type(truth)((values > 0, truth.indices, truth.indptr), shape=truth.shape, copy=True)
+        truth.eliminate_zeros()
+        truth.sum_duplicates()
+    return truth
+
+
+def _check_rows(rows: np.ndarray, start: int, num_labels: int) -> None:
+    """Raises for ids out of range and for a label predicted twice for a document."""
+    bad = ((rows < 0) & (rows != -1)) | (rows >= num_labels)
+    if bad.any():
+        row, place = np.argwhere(bad)[0]
+        raise ValueError(
+            f"`indices` has the label id {rows[row, place]} in row {start + row}, but there are {num_labels} labels. "
+            f"Ids go from 0 to {num_labels - 1}, and -1 marks an empty rank."
+        )
+    ordered = np.sort(rows, axis=1)
+    repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if repeated.any():
+        row, place = np.argwhere(repeated)[0]
+        raise ValueError(
+            f"`indices` has the label id {ordered[row, place]} more than once in row {start + row}. A "
+            "document's predictions must be different labels."
+        )
+
+
+def _check_increasing(name: str, numbers: Iterable[int], smallest: int) -> tuple[int, ...]:
+    """The numbers sorted, checked to be whole, different and not below `smallest`."""
+    numbers = list(numbers)
+    if not numbers or any(int(number) != number or number < smallest for number in numbers):
+        raise ValueError(f"`{name}` must be one or more whole numbers of at least {smallest}, got {numbers}.")
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"`{name}` must be different numbers, got {numbers}.")
+    return tuple(sorted(int(number) for number in numbers))

@@ -1,4 +1,4 @@
-"""Tables and a plot of what [`XMCMetrics`] computes."""
+"""Tables and a plot of the results of [`XMCMetrics`]."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ _BUCKET_METRICS = ("recall", "precision", "coverage", "contribution")
 
 def format_metrics(metrics: Mapping[str, float], *, markdown: bool = False, digits: int = 2) -> str:
     """
-    Table in percent of the metrics, one row per metric and one column per k.
+    Formats metrics as a table in percent, with one row per metric and one column per k.
 
     Args:
         metrics (`Mapping[str, float]`):
             Result of [`XMCMetrics.compute`]: fractions by names such as `"P@5"`.
         markdown (`bool`, *optional*, defaults to `False`):
-            Whether to write a Markdown table; aligned text otherwise.
+            Whether to write a Markdown table instead of aligned text.
         digits (`int`, *optional*, defaults to 2):
             Digits after the point.
-
     """
     cells: dict[str, dict[int, float]] = {}
     for key, value in metrics.items():
@@ -42,18 +41,17 @@ def format_by_frequency(
     rows: Sequence[Mapping[str, Any]], *, k: int = 5, markdown: bool = False, digits: int = 2
 ) -> str:
     """
-    Table of the results by label frequency: one row per bucket, shares in percent.
+    Formats results by label frequency as a table, with one row per bucket and shares in percent.
 
     Args:
         rows (`Sequence[Mapping[str, Any]]`):
             Result of [`XMCMetrics.by_frequency`].
         k (`int`, *optional*, defaults to 5):
-            Length of the ranking.
+            Cutoff of the ranking.
         markdown (`bool`, *optional*, defaults to `False`):
-            Whether to write a Markdown table; aligned text otherwise.
+            Whether to write a Markdown table instead of aligned text.
         digits (`int`, *optional*, defaults to 2):
             Digits after the point.
-
     """
     _check_buckets(rows, k)
     header = [
@@ -75,7 +73,7 @@ def plot_by_frequency(
     rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, k: int = 5, title: str | None = None
 ) -> None:
     """
-    Writes a PNG picture of recall, precision and coverage by label frequency.
+    Plots recall, precision and coverage by label frequency to a PNG file.
 
     Args:
         rows (`Sequence[Mapping[str, Any]]`):
@@ -83,14 +81,13 @@ def plot_by_frequency(
         path (`str` or `os.PathLike`):
             File to write.
         k (`int`, *optional*, defaults to 5):
-            Length of the ranking.
+            Cutoff of the ranking.
         title (`str`, *optional*):
-            Text above the picture.
-
+            Title of the plot.
     """
     _check_buckets(rows, k)
     try:
-        # Not pyplot: it would choose a backend and keep the figure for the whole process.
+        # Not pyplot, which chooses a backend and keeps figures for the whole process.
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
@@ -112,16 +109,16 @@ def plot_by_frequency(
     axes.set_ylim(0, 100)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)  # never over a bar
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
     if title:
         axes.set_title(title)
     with atomic_write(path) as temporary:
-        # The version of matplotlib in the file would make equal pictures differ.
+        # Without the version of matplotlib, so that equal plots are equal files.
         figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
 
 
 def _check_buckets(rows: Sequence[Mapping[str, Any]], k: int) -> None:
-    """Raises where the rows have no results at k."""
+    """Raises if the rows have no results at k."""
     if not rows:
         raise ValueError("There are no buckets to show. Pass the result of `XMCMetrics.by_frequency()`.")
     if f"recall@{k}" not in rows[0]:

@@ -20,15 +20,15 @@ propensity-scored PSP@k and PSnDCG@k and the coverage of tail labels. Needs the 
 _KWARGS_DESCRIPTION = """
 Args:
     predictions (`list[list[int]]`):
-        Predicted label ids of each document, best first. -1, or a shorter row, where there are fewer.
+        Predicted label ids of each document, best first. -1, or a shorter row, for missing labels.
     references (`list[list[int]]`):
         True label ids of each document. Ids from `len(counts)` on are labels unseen in training.
     counts (`list[int]`, *optional*):
         Number of training documents of each label.
     num_documents (`int`, *optional*):
-        Number of training documents. Goes with `counts`.
+        Number of training documents; required with `counts`.
     ks (`list[int]`, *optional*, defaults to `(1, 3, 5, 10)`):
-        Lengths of the ranking at which to measure. The longest row of predictions must reach the largest.
+        Cutoffs of the ranking. The longest row of predictions must reach the largest.
     a (`float`, *optional*, defaults to 0.55):
         Exponent of the propensity model.
     b (`float`, *optional*, defaults to 1.5):
@@ -84,9 +84,9 @@ class XMCMetricsModule(evaluate.Metric):
         lengths, labels = _flatten(references)
         if labels.min(initial=0) < 0:
             raise ValueError(
-                f"`references` holds the label id {labels.min()}. Ids start at 0; no true label is an empty list."
+                f"`references` contains the label id {labels.min()}. Ids start at 0; use an empty list for no label."
             )
-        # Without counts nobody says how many labels there are: as many as occur.
+        # Without counts, the number of labels is not known: take those that occur.
         seen = ids.max(initial=-1) + 1 if counts is None else len(counts)
         width = max(int(seen), int(labels.max(initial=-1)) + 1)
         offsets = np.append(0, np.cumsum(lengths))
