@@ -1,71 +1,93 @@
-"""The examples of the README run as they stand."""
+"""The examples of the README and of the documentation run as shown."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from local_hub import LocalHub
+from hub_worker import Worker
 
 ROOT = Path(__file__).parents[1]
 HUB_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+# Runs a line of a shell: `hf-xmc` in this process, everything else, and what is piped into it, by bash.
+RUN_COMMAND = r"""
+import contextlib, io, shlex, subprocess, sys
+from hf_xmc.cli.main import main
+
+before, command, arguments = line.rpartition("hf-xmc ")
+output = io.StringIO()
+piped = before.strip().removesuffix("|") if command else line
+piped = subprocess.run(["bash", "-euc", piped], capture_output=True, text=True, check=True).stdout
+if command:
+    sys.stdin, stdin = io.StringIO(piped), sys.stdin
+    with contextlib.redirect_stdout(output):
+        code = main(shlex.split(arguments))
+    sys.stdin = stdin
+    assert code == 0, line
+result = output.getvalue()
+"""
+RUN_PYTHON = r"""
+import contextlib, io
+output = io.StringIO()
+with contextlib.redirect_stdout(output):
+    exec(compile(text, page, "exec"), {"__name__": page})
+result = output.getvalue()
+"""
 
 
-def blocks(language: str) -> list[str]:
-    return [code for kind, code in BLOCKS if kind == language]
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [code for kind, code in BLOCK.findall(text) if kind == language]
 
 
-def run(command: list[str], folder: Path, hub: LocalHub) -> str:
-    # The commands are those of this environment, whether or not it is activated.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **hub.environment(folder / "home")}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+def run_python(worker: Worker, page: str, encoder: Path) -> str:
+    """Runs the Python blocks of a page in a new namespace and returns what they print."""
+    code = blocks(page, "python")
+    if page == "README.md":  # it trains the model of its first block in the second one
+        code = [*code[1:], code[0]]
+    text = "\n".join(code).replace(HUB_ENCODER, str(encoder))
+    text = re.sub(r"(num_train_epochs|level_epochs)=\[?0\.5\]?", "level_steps=[4]", text)
+    return worker.run(RUN_PYTHON, text=text, page=page)
+
+
+def run_shell(worker: Worker, page: str) -> str:
+    """Runs the commands of a page and returns what `hf-xmc` prints."""
+    lines = "".join(blocks(page, "bash")).splitlines()
+    return "".join(worker.run(RUN_COMMAND, line=line) for line in lines)
 
 
 @pytest.mark.slow
-def test_python_examples(tmp_path, tiny_encoder, hub):
-    code = "\n".join(blocks("python"))
-    assert len(blocks("python")) >= 4 and HUB_ENCODER in code
-    # A small encoder in place of the one on the Hub, and a few steps.
-    assert "level_epochs=[0.5]" in code
-    code = code.replace(HUB_ENCODER, str(tiny_encoder)).replace("level_epochs=[0.5]", "level_epochs=[0.02]")
-    output = run([sys.executable, "-c", code], tmp_path, hub)
-    assert re.search(r"P@1 0\.\d\d, nDCG@5 0\.\d\d", output)
-    assert len(re.findall(r"^[01]\.\d\d \w", output, re.M)) == 3
-    for folder in ("my-tagger", "my-transformer"):
-        assert (tmp_path / folder / "ranker.safetensors").is_file()
+def test_examples(hub, tiny_encoder, tmp_path):
+    # One process for all pages, because importing torch and transformers takes seconds, and one folder, because pages
+    # use the models of the README.
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    worker = Worker(hub.environment(tmp_path / "home"), tmp_path / "log.txt")
+    printed, answers = {}, {}
+    for page in PAGES:
+        printed[page] = run_python(worker, page, tiny_encoder)
+        answers[page] = run_shell(worker, page)
+    worker.close()
+
+    assert HUB_ENCODER in "".join(blocks("README.md", "python"))
+    assert re.search(r"P@1 \d\d\.\d\n", printed["README.md"])
+    for folder in ("my-tagger", "my-transformer", "my-ensemble", "my-taxonomy"):
+        assert (tmp_path / folder / "config.json").is_file()
     assert hub.repos["me/my-transformer"].private
     assert {"ranker.safetensors", "pipeline_xmc.py", "README.md"} <= hub.files("me/my-transformer").keys()
 
-
-@pytest.mark.slow
-def test_shell_examples(tmp_path, hub):
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    commands, corpus = blocks("bash")
-    output = run(["bash", "-euo", "pipefail", "-c", commands], tmp_path, hub)
     assert (tmp_path / "sample-tagger" / "test_results.json").is_file()
-    assert '{"labels": [{"label": ' in output
-    assert "P@1" in hub.files("me/sample-tagger")["README.md"].decode()
-    assert (tmp_path / "validation.json").is_file()
-    # The tagger of the first example serves for the second as well.
-    training, *rest = corpus.splitlines()
-    assert training.startswith("hf-xmc train")
-    (tmp_path / "big-tagger").symlink_to("sample-tagger")
-    run(["bash", "-euo", "pipefail", "-c", "\n".join(rest)], tmp_path, hub)
+    assert '{"labels": [{"label": ' in answers["README.md"]
     assert [path.name for path in (tmp_path / "tags").glob("part-*")] == ["part-00000-of-00001.parquet"]
+    assert "P@1" in hub.files("me/my-tagger")["README.md"].decode()
+    assert (tmp_path / "validation.json").is_file()
 
 
 def test_two_commands_are_shown():
-    text = "\n".join(blocks("text"))
+    text = "\n".join(blocks("README.md", "text"))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in ("quickstart", "test"):
         assert f"make {command}" in text
