@@ -5,12 +5,13 @@ RUN := $(VENV)/bin/python
 # Two workers share the cores: with more than one thread of torch each, they would wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help quickstart test test-all lint kernels clean
+.PHONY: help quickstart test test-all lint kernels docs clean
 
 help:
 	@echo "make quickstart  train on the bundled sample, evaluate the model and tag three texts"
 	@echo "make test        lint, types and the tests, without the slow ones"
 	@echo "make test-all    lint, types and all tests"
+	@echo "make docs        the documentation site, in site/"
 	@echo "make clean       remove the environment"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -31,7 +32,7 @@ test: $(VENV)/installed
 	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/installed
-	$(MAKE) -j2 lint kernels
+	$(MAKE) -j2 lint kernels docs
 	$(PYTEST)
 
 lint: $(VENV)/installed
@@ -44,5 +45,15 @@ kernels: $(VENV)/installed
 	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && $(RUN) -m hf_xmc train --config recipes/sample/xr-linear.yaml \
 		--output_dir "$$folder" --disable_tqdm true > /dev/null
 
+# The site is made from the source files, without torch, in its own small environment.
+$(VENV)-docs/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		mkdocs-material mkdocstrings-python ruff
+	touch $@
+
+docs: $(VENV)-docs/installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-docs site

@@ -40,7 +40,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: object) -> str:
-    """Makes links of the references in docstrings: [`XMCTrainer`], [`~transformers.TrainingArguments`]."""
+    """Renders the types of parameters, and makes links of references such as [`~transformers.Trainer`]."""
 
     def link(match: re.Match[str]) -> str:
         name = match[1].rpartition(".")[2]
@@ -52,4 +52,12 @@ def on_page_content(html: str, page: Page, **_: object) -> str:
             return f"<code>{name}</code>"
         return f'<a href="{url}"><code>{name}</code></a>'
 
+    html = re.sub(r"\(<code>([^<]*`[^<]*)</code>", _type, html)
     return re.sub(r"\[<code>~?([\w.]+)</code>\](?!\()", link, html)
+
+
+def _type(match: re.Match[str]) -> str:
+    """Removes the markup of a type in a docstring: [`XMCTrainer`] or `str`, *optional*, defaults to `"x"`."""
+    text = re.sub(r"\[`~?([\w.]+)`\]", r"\1", match[1])
+    text = re.sub(r",? defaults to .*", "", text)
+    return f"(<code>{text.replace('`', '').replace('*', '')}</code>"
