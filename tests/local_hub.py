@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -270,8 +270,17 @@ def _tree(hub: LocalHub, repo: Repo, found: re.Match, body: bytes, request: _Req
     commit = repo.commit(found["revision"])
     if commit is None:
         return _no_revision(found["revision"])
-    below = (found["path"] or "").strip("/")
-    return 200, [_entry(path, data) for path, data in commit.files.items() if path.startswith(below)], {}
+    folder = (found["path"] or "").strip("/")
+    inside = {path: data for path, data in commit.files.items() if path.startswith(f"{folder}/" if folder else "")}
+    if folder and not inside:
+        return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
+    depth = len(PurePosixPath(folder).parts) + 1
+    parents = {parent.as_posix() for path in inside for parent in PurePosixPath(path).parents}
+    entries = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(parents - {"."})]
+    entries += [_entry(path, data) for path, data in inside.items()]
+    if "recursive=true" not in (found["query"] or "").lower():
+        entries = [entry for entry in entries if len(PurePosixPath(entry["path"]).parts) == depth]
+    return 200, [entry for entry in entries if len(PurePosixPath(entry["path"]).parts) >= depth], {}
 
 
 def _info(hub: LocalHub, repo: Repo, found: re.Match, body: bytes, request: _Request) -> Answer:
@@ -326,7 +335,7 @@ ROUTES = [
         (rf"/api/{_KIND}/{_REPO}/preupload/{_REVISION}(\?.*)?", _of_repo(_preupload, writes=True)),
         (rf"/api/{_KIND}/{_REPO}/commit/{_REVISION}(?P<query>\?.*)?", _of_repo(_commit, writes=True)),
         (rf"/api/{_KIND}/{_REPO}/branch/{_REVISION}", _of_repo(_branch, writes=True)),
-        (rf"/api/{_KIND}/{_REPO}/tree/{_REVISION}(?P<path>/[^?]*)?(\?.*)?", _of_repo(_tree)),
+        (rf"/api/{_KIND}/{_REPO}/tree/{_REVISION}(?P<path>/[^?]*)?(?P<query>\?.*)?", _of_repo(_tree)),
         (rf"/api/{_KIND}/{_REPO}(/revision/{_REVISION})?(\?.*)?", _of_repo(_info)),
         (rf"(/api/resolve-cache)?/(?P<kind>models/|datasets/)?{_REPO}/resolve/{_REVISION}/(?P<path>[^?]+)(\?.*)?",
          _of_repo(_resolve)),

@@ -1,4 +1,4 @@
-"""Cards: what a training leaves on record, what the card says of it, and that it is true."""
+"""Model cards: the record of a training, the text of the card, and that its figures are those measured."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from huggingface_hub import ModelCard
 
 from hf_xmc import XMCEnsemble, XMCTrainer, XMCTrainingArguments
 from hf_xmc.cli.main import main
+from hf_xmc.evaluation.plots import plot_training
 from hf_xmc.hub import model_card
 from hf_xmc.hub.card_data import CardOptions, reported
 from hf_xmc.hub.citations import PAPERS, paper_of
 from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, write_model_card
-from hf_xmc.hub.training_plot import plot_training
 from hf_xmc.training.presets import METHODS
 from hf_xmc.training.record import TrainingRecord, public_name
 
@@ -187,8 +187,8 @@ def test_without_matplotlib_there_are_no_pictures(trained, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert write_model_card(copy) is not None
     assert not list(copy.glob("*.png")) and ".png" not in (copy / "README.md").read_text()
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        plot_training(TrainingRecord.load(copy), tmp_path / "plot.png")
+    with pytest.raises(ImportError, match="matplotlib"):
+        plot_training({"ranker": 1.0}, [], tmp_path / "plot.png")
 
 
 def test_a_model_without_a_record(model_folder, tmp_path):
@@ -196,7 +196,6 @@ def test_a_model_without_a_record(model_folder, tmp_path):
     for name in ("training_record.json", "training_args.json", "README.md"):
         (copy / name).unlink()
     text = write_model_card(copy, CardOptions(model_name="me/tagger")).read_text()
-    assert "Not measured yet." in text and "The training is not on record." in text
     assert 'model="me/tagger"' in text and not (copy / EVAL_RESULTS_FILE).exists()
 
 
@@ -211,7 +210,7 @@ def test_the_card_of_an_ensemble(ensemble_folder, tmp_path, monkeypatch, capsys)
     tags = {"hf-xmc", "extreme-text-classification", "ensemble", "xr-linear", "parabel", "xr-transformer"}
     assert tags <= set(card.data.tags) and card.data.base_model == ["me/small", "me/large"]
     assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("P@1", 0.25)]
-    assert "**60 labels**" in card.text and "| models | 3, the weighted mean of their scores |" in card.text
+    assert "**60 labels**" in card.text and "| models | 3, weighted mean of their scores |" in card.text
     assert "| `member-1` | XR-Linear, encoder me/small | 0.5 |" in card.text
     assert "| `member-2` | Parabel | 0.25 |" in card.text
     assert all(PAPERS[name].bibtex in card.text for name in ("xr-linear", "parabel", "xr-transformer"))
@@ -221,10 +220,7 @@ def test_the_card_of_an_ensemble(ensemble_folder, tmp_path, monkeypatch, capsys)
 
 def test_the_card_of_an_ensemble_of_vectors(vector_model_folder, tmp_path, monkeypatch, capsys):
     XMCEnsemble.from_members([vector_model_folder] * 2, combine="ranks").save_pretrained(tmp_path / "pair")
-    assert (
-        "| models | 2, the weighted mean of their reciprocal ranks |"
-        in write_model_card(tmp_path / "pair").read_text()
-    )
+    assert "reciprocal ranks" in write_model_card(tmp_path / "pair").read_text()
     run_snippet(tmp_path / "pair", monkeypatch)
     assert "[[(" in capsys.readouterr().out
 
@@ -233,7 +229,7 @@ def test_the_card_of_an_ensemble_of_vectors(vector_model_folder, tmp_path, monke
 def test_every_method_has_a_paper(method):
     paper = paper_of(method)
     assert re.fullmatch(r"@(inproceedings|article)\{\w+,\n(  \w+ = \{.+\},\n)+\}", paper.bibtex)
-    assert 1967 <= int(paper.fields["year"]) <= 2022
+    assert 1967 <= paper.year <= 2022
 
 
 def test_papers_of_variants_and_of_none():
@@ -254,16 +250,15 @@ def test_reported_metrics_are_those_measured():
     assert reported({"P@1": 0.5, "R@1": 0.2, "nDCG@10": 0.3}) == {"P@1": 0.5}
 
 
-def test_tables_show_patterns_and_labels_as_they_are(tmp_path):
-    pattern = r"(?P<year>(?:19|20)\d\d)"
-    args = XMCTrainingArguments(
-        str(tmp_path), disable_tqdm=True, use_cpu=True, num_threads=1, tfidf_min_df=1, tfidf_time_pattern=pattern
-    )
+def test_tables_escape_labels_and_options(tmp_path):
+    args = XMCTrainingArguments(str(tmp_path), disable_tqdm=True, use_cpu=True, num_threads=1, tfidf_min_df=1)
     rows = {"text": ["rice in 1998", "milk in 2001"] * 5, "labels": [["R&D | <b>rice</b>"], ["milk"]] * 5}
     XMCTrainer(args=args, train_dataset=Dataset.from_dict(rows)).train()
-    text = card_of(tmp_path).text
+    options = json.loads((tmp_path / "training_args.json").read_text())
+    (tmp_path / "training_args.json").write_text(json.dumps({**options, "some_pattern": "(?:19|20)<b>"}))
+    text = write_model_card(tmp_path).read_text()
     assert "| labels | 2, such as R&amp;D &#124; &lt;b&gt;rice&lt;/b&gt;; milk |\n" in text
-    assert "| `tfidf_time_pattern` | `" + pattern.replace("|", r"\|") + "` |\n" in text
+    assert r"| `some_pattern` | `(?:19\|20)<b>` |" in text
 
 
 def test_an_evaluation_replaces_that_of_the_same_documents():

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .metrics import XMCMetrics, propensities
-from .report import format_by_frequency, format_metrics, plot_by_frequency
+from .plots import plot_by_frequency
+from .report import format_by_frequency, format_metrics
 
 if TYPE_CHECKING:
     import evaluate

@@ -1,12 +1,9 @@
-"""Tables and a plot of the results of [`XMCMetrics`]."""
+"""Tables of the results of [`XMCMetrics`]."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from ..serialization import atomic_write
 
 _BUCKET_METRICS = ("recall", "precision", "coverage", "contribution")
 
@@ -53,7 +50,7 @@ def format_by_frequency(
         digits (`int`, *optional*, defaults to 2):
             Digits after the point.
     """
-    _check_buckets(rows, k)
+    check_buckets(rows, k)
     header = [
         "training documents",
         "labels",
@@ -69,55 +66,7 @@ def format_by_frequency(
     return _table(header, lines, markdown)
 
 
-def plot_by_frequency(
-    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, k: int = 5, title: str | None = None
-) -> None:
-    """
-    Plots recall, precision and coverage by label frequency to a PNG file.
-
-    Args:
-        rows (`Sequence[Mapping[str, Any]]`):
-            Result of [`XMCMetrics.by_frequency`].
-        path (`str` or `os.PathLike`):
-            File to write.
-        k (`int`, *optional*, defaults to 5):
-            Cutoff of the ranking.
-        title (`str`, *optional*):
-            Title of the plot.
-    """
-    _check_buckets(rows, k)
-    try:
-        # Not pyplot, which chooses a backend and keeps figures for the whole process.
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "`plot_by_frequency` needs matplotlib, which is not installed: pip install matplotlib."
-        ) from error
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    names = [f"{name}@{k}" for name in ("recall", "precision", "coverage")]
-    width = 0.8 / len(names)
-    for i, name in enumerate(names):
-        shown = [(j, row[name]) for j, row in enumerate(rows) if row[name] is not None]
-        places = [j + (i - (len(names) - 1) / 2) * width for j, _ in shown]
-        axes.bar(places, [100 * value for _, value in shown], width, label=name)
-    axes.set_xticks(range(len(rows)), [f"{row['bucket']}\n{row['true_labels']:,} labels" for row in rows])
-    axes.set_xlabel("training documents of a label, and how many such labels occur in the truth")
-    axes.set_ylabel("%")
-    axes.set_xlim(-0.5, len(rows) - 0.5)
-    axes.set_ylim(0, 100)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
-    if title:
-        axes.set_title(title)
-    with atomic_write(path) as temporary:
-        # Without the version of matplotlib, so that equal plots are equal files.
-        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
-
-
-def _check_buckets(rows: Sequence[Mapping[str, Any]], k: int) -> None:
+def check_buckets(rows: Sequence[Mapping[str, Any]], k: int) -> None:
     """Raises if the rows have no results at k."""
     if not rows:
         raise ValueError("There are no buckets to show. Pass the result of `XMCMetrics.by_frequency()`.")

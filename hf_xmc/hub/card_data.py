@@ -1,4 +1,4 @@
-"""What the card of a model says, gathered from the model's folder."""
+"""Content of a model card, read from the folder of the model."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from ..training.record import TrainingRecord, is_hub_id, public_name
 from .citations import Paper, paper_of
 
 LIBRARY = "hf_xmc"
-# What a card reports of all that is measured.
+# Metrics that a card reports.
 _KINDS, _KS = ("P", "nDCG", "PSP"), (1, 3, 5)
 _METRIC_NAMES = {"P": "precision", "nDCG": "nDCG", "PSP": "propensity-scored precision"}
+# Options that the table of a card leaves out.
+_HIDDEN_OPTIONS = ("encoder_name", "embedding_cache", "num_threads", "eval_ks")
 
 
 @dataclass
 class CardOptions:
     """
-    What a card says that no file of the model knows. Everything may be left out.
+    Content of a card that the files of the model do not contain.
 
     Args:
-        model_name (`str`, *optional*): Id on the Hub; the name of the folder by default.
-        dataset (`str`, *optional*): Name of the data or its id on the Hub, if the record of the training has none.
-        base_model (`str`, *optional*): Id on the Hub of the encoder, if the training started from a folder.
+        model_name (`str`, *optional*): Hub id; the name of the folder by default.
+        dataset (`str`, *optional*): Name of the data or its Hub id, if the training record lacks it.
+        base_model (`str`, *optional*): Hub id of the encoder, if the training started from a folder.
         license (`str`, *optional*): Licence of the model, such as `cc-by-4.0`.
         language (`str` or `list[str]`, *optional*): Language of the texts, such as `en`.
-        tags (`list[str]`, *optional*): Further tags.
+        tags (`list[str]`, *optional*): Additional tags.
     """
 
     model_name: str | None = None
@@ -49,18 +51,18 @@ class CardOptions:
 
 
 @dataclass
-class CardFacts:
+class ModelSummary:
     """
-    What the folder of a model tells.
+    What the folder of a model contains, as its card presents it.
 
     Args:
         folder (`Path`): The folder.
         config ([`XMCConfig`] or [`XMCEnsembleConfig`]): Configuration.
         labels ([`Labels`]): Labels.
-        options (`dict[str, Any]`): What the model was trained with.
-        record ([`TrainingRecord`]): The training.
-        given ([`CardOptions`]): What the user says.
-        members (`list[CardFacts]`, *optional*): The same of each model of an ensemble.
+        options (`dict[str, Any]`): Options of the training.
+        record ([`TrainingRecord`]): Record of the training.
+        card_options ([`CardOptions`]): Options of the card.
+        members (`list[ModelSummary]`, *optional*): Summary of each model of an ensemble.
     """
 
     folder: Path
@@ -68,20 +70,12 @@ class CardFacts:
     labels: Labels
     options: dict[str, Any]
     record: TrainingRecord
-    given: CardOptions
-    members: list[CardFacts] = field(default_factory=list)
+    card_options: CardOptions
+    members: list[ModelSummary] = field(default_factory=list)
 
     @classmethod
-    def read(cls, folder: str | os.PathLike, given: CardOptions | None = None) -> CardFacts:
-        """
-        Reads the files of a model, except its weights.
-
-        Args:
-            folder (`str` or `os.PathLike`):
-                Folder of a model.
-            given ([`CardOptions`], *optional*):
-                What the user says.
-        """
+    def read(cls, folder: str | os.PathLike, card_options: CardOptions | None = None) -> ModelSummary:
+        """Reads the files of a model, except its weights."""
         folder = Path(folder)
         arguments = folder / TRAINING_ARGS_FILE
         is_ensemble = read_json(folder / CONFIG_NAME).get("model_type") == XMCEnsembleConfig.model_type
@@ -93,49 +87,49 @@ class CardFacts:
             labels=members[0].labels if members else Labels.from_pretrained(folder),
             options=read_json(arguments) if arguments.is_file() else {},
             record=TrainingRecord.load(folder),
-            given=given or CardOptions(),
+            card_options=card_options or CardOptions(),
             members=members,
         )
 
     @property
-    def models(self) -> list[CardFacts]:
+    def models(self) -> list[ModelSummary]:
         """The models of an ensemble, or the model itself."""
         return self.members or [self]
 
     @property
     def model_name(self) -> str:
-        """Id of the model on the Hub or, as long as it has none, the name of its folder."""
-        return self.given.model_name or self.folder.resolve().name
+        """Hub id of the model, or the name of its folder."""
+        return self.card_options.model_name or self.folder.resolve().name
 
     @property
     def dataset(self) -> str | None:
-        """Name of the training data; of a folder only its name, as the rest is nobody's business."""
-        return public_name(self.given.dataset or self.record.dataset)
+        """Name of the training data, without local directories."""
+        return public_name(self.card_options.dataset or self.record.dataset)
 
     @property
     def base_model(self) -> str | None:
         """The encoder that the training started from."""
-        known = self.options.get("encoder_name")
-        if known is None and not self.members:
-            known = getattr(self.config.encoder_config, "_name_or_path", None) or None
-        return public_name(self.given.base_model or known)
+        name = self.options.get("encoder_name")
+        if name is None and not self.members:
+            name = getattr(self.config.encoder_config, "_name_or_path", None) or None
+        return public_name(self.card_options.base_model or name)
 
     @property
     def base_models(self) -> list[str]:
-        """Ids on the Hub of the encoders, of all models."""
-        names = [self.base_model] if self.given.base_model else [model.base_model for model in self.models]
+        """Hub ids of the encoders of all models."""
+        names = [self.base_model] if self.card_options.base_model else [model.base_model for model in self.models]
         return [name for name in dict.fromkeys(names) if name is not None and is_hub_id(name)]
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, of all models."""
+        """Names of the methods of all models."""
         return [*dict.fromkeys(model.config.method for model in self.models if model.config.method)]
 
     @property
     def papers(self) -> list[Paper]:
         """The papers of the methods."""
-        found = [paper_of(method) for method in self.methods]
-        return [paper for place, paper in enumerate(found) if paper is not None and paper not in found[:place]]
+        papers = {paper.key: paper for paper in map(paper_of, self.methods) if paper is not None}
+        return [*papers.values()]
 
     @property
     def method_name(self) -> str:
@@ -145,105 +139,100 @@ class CardFacts:
 
     @property
     def holds_documents(self) -> bool:
-        """Whether training documents can be read from the model, or from one of an ensemble."""
+        """Whether the model, or a model of the ensemble, contains its training documents."""
         return any(model.config.ranker_type == "knn" for model in self.models)
 
     @property
     def tree_shape(self) -> str:
-        """The tree in one line: `16 → 256 → 4,108`."""
+        """The level sizes of the tree, such as `16 → 256 → 4,108`."""
         return " → ".join(f"{size:,}" for size in self.config.level_sizes or [])
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model takes texts, and not vectors."""
-        return all(one.config.has_tfidf or one.config.encoder_config is not None for one in self.models)
+        """Whether the model takes texts instead of vectors."""
+        return all(model.config.has_tfidf or model.config.encoder_config is not None for model in self.models)
 
     @property
     def num_bytes(self) -> int:
-        """Size of the model's files."""
-        kinds = (".safetensors", ".json", ".txt")
+        """Size of the files of the model."""
         files = [path for model in self.models for path in model.folder.iterdir()]
-        return sum(path.stat().st_size for path in files if path.suffix in kinds)
+        return sum(path.stat().st_size for path in files if path.suffix in (".safetensors", ".json", ".txt"))
 
     def frequent_labels(self, count: int = 8) -> list[str]:
-        """Labels with the most training documents, written so that a table of Markdown shows them as they are."""
+        """Returns the labels with the most training documents, escaped for a Markdown table."""
         order = np.argsort(-self.labels.counts, kind="stable")[:count]
         return [html.escape(self.labels.names[i], quote=False).replace("|", "&#124;") for i in order]
 
-    def rare_share(self, limit: int = 5) -> float:
-        """Part of the labels that have at most so many training documents."""
+    def rare_fraction(self, limit: int = 5) -> float:
+        """Returns the fraction of the labels that have at most `limit` training documents."""
         return float((self.labels.counts <= limit).mean())
 
-    def changed_options(self) -> dict[str, Any]:
-        """The options of the training that have a value, written as cells of a table in Markdown."""
-        hidden = ("encoder_name", "embedding_cache", "num_threads", "eval_ks")
-        shown = {name: value for name, value in self.options.items() if value is not None and name not in hidden}
-        return {name: _cell(value) for name, value in shown.items()}
+    def option_cells(self) -> dict[str, Any]:
+        """Returns the options of the training that are set, as cells of a Markdown table."""
+        options = {name: value for name, value in self.options.items() if value is not None}
+        return {name: _cell(value) for name, value in options.items() if name not in _HIDDEN_OPTIONS}
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
-        # As code: a pattern is full of what Markdown or HTML would take for its own.
+        # As code, because Markdown and HTML would interpret the characters of a pattern.
         return f"`{value}`".replace("|", r"\|")
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
 def reported(metrics: dict[str, float]) -> dict[str, float]:
-    """The metrics that a card reports, of those measured."""
+    """Selects the metrics that a card reports."""
     names = [f"{kind}@{k}" for kind in _KINDS for k in _KS]
     return {name: metrics[name] for name in names if name in metrics}
 
 
-def card_data(facts: CardFacts) -> ModelCardData:
-    """The metadata of a card."""
-    given = facts.given
-    tags = ["hf-xmc", TASK, "multi-label-classification", *(["ensemble"] if facts.members else []), *facts.methods]
-    encoders = facts.base_models
+def card_data(summary: ModelSummary) -> ModelCardData:
+    """Returns the metadata of a card."""
+    options, encoders, evaluations = summary.card_options, summary.base_models, summary.record.evaluations
+    tags = ["hf-xmc", TASK, "multi-label-classification", *(["ensemble"] if summary.members else []), *summary.methods]
     return ModelCardData(
-        language=given.language,
-        license=given.license,
+        language=options.language,
+        license=options.license,
         library_name=LIBRARY,
         pipeline_tag="text-classification",
-        tags=[*dict.fromkeys([*tags, *given.tags])],
+        tags=[*dict.fromkeys([*tags, *options.tags])],
         base_model=encoders if len(encoders) > 1 else next(iter(encoders), None),
-        datasets=facts.dataset if is_hub_id(facts.dataset) else None,
-        metrics=[*{name: None for one in facts.record.evaluations for name in reported(one["metrics"])}] or None,
-        widget=[{"text": text} for text in facts.record.examples] or None,
-        model_name=facts.model_name,
-        eval_results=list(_eval_results(facts)) or None,
+        datasets=summary.dataset if is_hub_id(summary.dataset) else None,
+        metrics=[*dict.fromkeys(name for one in evaluations for name in reported(one["metrics"]))] or None,
+        widget=[{"text": text} for text in summary.record.examples] or None,
+        model_name=summary.model_name,
+        eval_results=[
+            EvalResult(
+                task_type="text-classification",
+                task_name="Extreme multi-label text classification",
+                dataset_type=dataset,
+                dataset_name=dataset,
+                dataset_split=split,
+                metric_type=name,
+                metric_name="{} at {}".format(_METRIC_NAMES[name.partition("@")[0]], name.partition("@")[2]),
+                metric_value=value,
+            )
+            for dataset, split, name, value in _results(summary)
+        ]
+        or None,
     )
 
 
-def _eval_results(facts: CardFacts) -> Iterator[EvalResult]:
-    for evaluation in facts.record.evaluations:
-        for name, value in reported(evaluation["metrics"]).items():
-            kind, _, k = name.partition("@")
-            yield EvalResult(
-                task_type="text-classification",
-                task_name="Extreme multi-label text classification",
-                dataset_type=evaluation_name(facts, evaluation),
-                dataset_name=evaluation_name(facts, evaluation),
-                dataset_split=evaluation["split"],
-                metric_type=name,
-                metric_name=f"{_METRIC_NAMES[kind]} at {k}",
-                metric_value=value,
-            )
-
-
-def eval_entries(facts: CardFacts) -> list[EvalResultEntry]:
-    """The results for `.eval_results/`, which the Hub collects by dataset."""
+def eval_entries(summary: ModelSummary) -> list[EvalResultEntry]:
+    """Returns the results for `.eval_results/`, which the Hub collects by dataset."""
     return [
-        EvalResultEntry(
-            dataset_id=evaluation_name(facts, evaluation),
-            task_id=name,
-            value=value,
-            notes=f"split {evaluation['split']}",
-        )
-        for evaluation in facts.record.evaluations
-        for name, value in reported(evaluation["metrics"]).items()
+        EvalResultEntry(dataset_id=dataset, task_id=name, value=value, notes=f"split {split}")
+        for dataset, split, name, value in _results(summary)
     ]
 
 
-def evaluation_name(facts: CardFacts, evaluation: dict[str, Any]) -> str:
-    """Name of the data of an evaluation."""
-    return evaluation["dataset"] or facts.dataset or "unnamed"
+def _results(summary: ModelSummary) -> Iterator[tuple[str, str, str, float]]:
+    """Yields dataset, split, metric and value of each reported result."""
+    for evaluation in summary.record.evaluations:
+        for name, value in reported(evaluation["metrics"]).items():
+            yield evaluation_name(summary, evaluation), evaluation["split"], name, value
+
+
+def evaluation_name(summary: ModelSummary, evaluation: dict[str, Any]) -> str:
+    """Returns the name of the data of an evaluation."""
+    return evaluation["dataset"] or summary.dataset or "unnamed"

@@ -8,38 +8,37 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Paper:
     """
-    What to cite for a method.
+    The publication to cite for a method.
 
     Args:
         name (`str`): Name of the method as its authors write it.
         key (`str`): Key of the BibTeX entry.
-        kind (`str`): Kind of the BibTeX entry.
-        fields (`dict[str, str]`): Its fields.
+        title (`str`): Title.
+        author (`str`): Authors.
+        venue (`str`): Proceedings or journal.
+        year (`int`): Year.
+        journal (`bool`, *optional*, defaults to `False`): Whether `venue` is a journal.
     """
 
     name: str
     key: str
-    kind: str
-    fields: dict[str, str]
+    title: str
+    author: str
+    venue: str
+    year: int
+    journal: bool = False
 
     @property
     def bibtex(self) -> str:
         """The BibTeX entry."""
-        lines = [f"  {name} = {{{value}}}," for name, value in self.fields.items()]
-        return "\n".join([f"@{self.kind}{{{self.key},", *lines, "}"])
-
-
-def _conference(name: str, key: str, title: str, author: str, booktitle: str, year: int) -> Paper:
-    fields = {"title": title, "author": author, "booktitle": booktitle, "year": str(year)}
-    return Paper(name, key, "inproceedings", fields)
-
-
-def _article(name: str, key: str, title: str, author: str, journal: str, year: int) -> Paper:
-    return Paper(name, key, "article", {"title": title, "author": author, "journal": journal, "year": str(year)})
+        kind, venue = ("article", "journal") if self.journal else ("inproceedings", "booktitle")
+        fields = {"title": self.title, "author": self.author, venue: self.venue, "year": self.year}
+        lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
+        return "\n".join([f"@{kind}{{{self.key},", *lines, "}"])
 
 
 PAPERS = {
-    "xr-transformer": _conference(
+    "xr-transformer": Paper(
         "XR-Transformer",
         "zhang2021fast",
         "Fast Multi-Resolution Transformer Fine-tuning for Extreme Multi-label Text Classification",
@@ -47,7 +46,7 @@ PAPERS = {
         "Advances in Neural Information Processing Systems",
         2021,
     ),
-    "x-transformer": _conference(
+    "x-transformer": Paper(
         "X-Transformer",
         "chang2020taming",
         "Taming Pretrained Transformers for Extreme Multi-label Text Classification",
@@ -55,7 +54,7 @@ PAPERS = {
         "Proceedings of the 26th ACM SIGKDD International Conference on Knowledge Discovery and Data Mining",
         2020,
     ),
-    "lightxml": _conference(
+    "lightxml": Paper(
         "LightXML",
         "jiang2021lightxml",
         "LightXML: Transformer with Dynamic Negative Sampling for High-Performance Extreme Multi-label Text "
@@ -64,7 +63,7 @@ PAPERS = {
         "Proceedings of the AAAI Conference on Artificial Intelligence",
         2021,
     ),
-    "aplc-xlnet": _conference(
+    "aplc-xlnet": Paper(
         "APLC-XLNet",
         "ye2020pretrained",
         "Pretrained Generalized Autoregressive Model with Adaptive Probabilistic Label Clusters for Extreme "
@@ -73,15 +72,16 @@ PAPERS = {
         "Proceedings of the 37th International Conference on Machine Learning",
         2020,
     ),
-    "xr-linear": _article(
+    "xr-linear": Paper(
         "XR-Linear",
         "yu2022pecos",
         "PECOS: Prediction for Enormous and Correlated Output Spaces",
         "Yu, Hsiang-Fu and Zhong, Kai and Zhang, Jiong and Chang, Wei-Cheng and Dhillon, Inderjit S.",
         "Journal of Machine Learning Research",
         2022,
+        journal=True,
     ),
-    "parabel": _conference(
+    "parabel": Paper(
         "Parabel",
         "prabhu2018parabel",
         "Parabel: Partitioned Label Trees for Extreme Classification with Application to Dynamic Search Advertising",
@@ -89,23 +89,25 @@ PAPERS = {
         "Proceedings of the 2018 World Wide Web Conference",
         2018,
     ),
-    "bonsai": _article(
+    "bonsai": Paper(
         "Bonsai",
         "khandagale2020bonsai",
         "Bonsai: Diverse and Shallow Trees for Extreme Multi-label Classification",
         "Khandagale, Sujay and Xiao, Han and Babbar, Rohit",
         "Machine Learning",
         2020,
+        journal=True,
     ),
-    "knn": _article(
+    "knn": Paper(
         "k nearest neighbours",
         "cover1967nearest",
         "Nearest neighbor pattern classification",
         "Cover, Thomas M. and Hart, Peter E.",
         "IEEE Transactions on Information Theory",
         1967,
+        journal=True,
     ),
-    "dismec": _conference(
+    "dismec": Paper(
         "DiSMEC",
         "babbar2017dismec",
         "DiSMEC: Distributed Sparse Machines for Extreme Multi-label Classification",
@@ -117,6 +119,6 @@ PAPERS = {
 
 
 def paper_of(method: str | None) -> Paper | None:
-    """The paper of a method, also of a variant such as `xr-transformer-ensemble`; `None` if there is none."""
+    """Returns the paper of a method or of a variant such as `xr-transformer-ensemble`; `None` if it has no paper."""
     matching = [name for name in PAPERS if method == name or (method or "").startswith(f"{name}-")]
     return PAPERS[max(matching, key=len)] if matching else None

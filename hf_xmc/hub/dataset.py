@@ -1,21 +1,22 @@
-"""Publishing data: the splits as parquet, the texts of the labels, a card."""
+"""Uploads of datasets: the splits, the labels with their texts, and a card."""
 
 from __future__ import annotations
 
-import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
-from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData
+from datasets import Dataset, DatasetDict
+from huggingface_hub import DatasetCard, DatasetCardData, hf_hub_download
 
+from ..configuration_xmc import TASK
 from ..labels import Labels
 from .card_data import CardOptions
-from .push import Destination, commit
+from .model_card import CARD_FILE
+from .upload import Destination, attempt, create_repo, upload
 
 CARD_TEMPLATE = Path(__file__).with_name("dataset_card_template.md")
 LABELS_FILE = "labels.parquet"
@@ -25,65 +26,86 @@ def push_dataset(
     splits: Mapping[str, Dataset],
     destination: Destination,
     label_texts: Mapping[str, str] | None = None,
-    given: CardOptions | None = None,
+    options: CardOptions | None = None,
 ) -> Any:
     """
-    Uploads a dataset: one parquet file per split, the labels with their counts and texts, and a card.
+    Uploads a dataset with `DatasetDict.push_to_hub`, then its labels (with counts and texts) and a card.
 
-    `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` read it again.
+    `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` load it.
 
     Args:
         splits (`Mapping[str, datasets.Dataset]`):
             Documents by split, in the columns of [`prepare_dataset`].
         destination ([`Destination`]):
-            Where to.
+            Target.
         label_texts (`Mapping[str, str]`, *optional*):
             Texts of the labels by name.
-        given ([`CardOptions`], *optional*):
+        options ([`CardOptions`], *optional*):
             Licence, language and tags of the card.
+
+    Returns:
+        `CommitInfo`: the last commit.
     """
-    first = splits.get("train") or next(iter(splits.values()))
-    # The labels of all splits, with their counts in the first.
+    labels = _label_table(splits, label_texts or {})
+    repo_id = create_repo(destination)
+    target: dict[str, Any] = {"token": destination.token, "revision": destination.revision}
+    target |= {"commit_message": destination.commit_message, "create_pr": destination.create_pr}
+    data = attempt(lambda: DatasetDict(splits).push_to_hub(repo_id, **target), destination, "The dataset")
+
+    def stage(folder: str) -> None:
+        pq.write_table(labels, Path(folder, LABELS_FILE))
+        # The commit of the data has written the configuration of the splits into the card.
+        path = hf_hub_download(
+            repo_id, CARD_FILE, repo_type="dataset", revision=data.pr_revision or data.oid, token=destination.token
+        )
+        card = render_dataset_card(DatasetCard.load(path), repo_id, splits, len(labels), options or CardOptions())
+        Path(folder, CARD_FILE).write_text(card, encoding="utf-8")
+
+    if data.pr_revision is not None:
+        destination = Destination(repo_id, "dataset", token=destination.token, revision=data.pr_revision)
+    destination.commit_message = "Upload labels and card"
+    done = upload(stage, destination, "The dataset")
+    done.pr_url = done.pr_url or data.pr_url
+    return done
+
+
+def _label_table(splits: Mapping[str, Dataset], texts: Mapping[str, str]) -> pa.Table:
+    """Returns the labels of all splits, their texts and their counts in the training split."""
     names = sorted(set().union(*(Labels.from_dataset(split).names for split in splits.values())))
-    trained = Labels.from_dataset(first)
-    counts = dict(zip(trained.names, trained.counts.tolist(), strict=True))
-    table = {
-        "label": names,
-        "text": [(label_texts or {}).get(name, "") for name in names],
-        "train_count": [counts.get(name, 0) for name in names],
+    train = Labels.from_dataset(splits.get("train") or next(iter(splits.values())))
+    counts = dict(zip(train.names, train.counts.tolist(), strict=True))
+    columns = {"label": names, "text": [texts.get(name, "") for name in names]}
+    return pa.table({**columns, "train_count": [counts.get(name, 0) for name in names]})
+
+
+def render_dataset_card(
+    card: DatasetCard, repo_id: str, splits: Mapping[str, Dataset], num_labels: int, options: CardOptions
+) -> str:
+    """Renders the card of a dataset; the metadata of the existing card is kept."""
+    metadata = {
+        "language": options.language,
+        "license": options.license,
+        "pretty_name": repo_id.split("/")[-1],
+        "task_categories": ["text-classification"],
+        "task_ids": ["multi-label-classification"],
+        "tags": ["hf-xmc", TASK, *options.tags],
     }
-    with tempfile.TemporaryDirectory() as folder:
-        additions = []
-        for name, split in splits.items():
-            path = Path(folder, f"{name}.parquet")
-            split.to_parquet(path)
-            additions.append(CommitOperationAdd(path.name, str(path)))
-        pq.write_table(pa.table(table), Path(folder, LABELS_FILE))
-        additions.append(CommitOperationAdd(LABELS_FILE, str(Path(folder, LABELS_FILE))))
-        card = render_dataset_card(splits, destination.repo_id, names, given or CardOptions())
-        additions.append(CommitOperationAdd("README.md", card.encode()))
-        return commit(additions, destination, "The dataset")
-
-
-def render_dataset_card(splits: Mapping[str, Dataset], repo_id: str, labels: list[str], given: CardOptions) -> str:
-    """The card of a dataset as text."""
-    configs = [{"split": name, "path": f"{name}.parquet"} for name in splits]
-    data = DatasetCardData(
-        language=given.language,
-        license=given.license,
-        pretty_name=repo_id.split("/")[-1],
-        task_categories=["text-classification"],
-        task_ids=["multi-label-classification"],
-        tags=["hf-xmc", "extreme-text-classification", *given.tags],
-        configs=[{"config_name": "default", "data_files": configs}],
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    rows = [
+        {
+            "name": name,
+            "documents": len(split),
+            "mean": float(np.mean([len(labels) for labels in split["labels"]])) if len(split) else 0.0,
+            "columns": ", ".join(split.column_names),
+        }
+        for name, split in splits.items()
+    ]
+    rendered = DatasetCard.from_template(
+        DatasetCardData(**{**card.data.to_dict(), **metadata}),
+        template_path=str(CARD_TEMPLATE),
+        repo_id=repo_id,
+        splits=rows,
+        num_labels=num_labels,
+        labels_file=LABELS_FILE,
     )
-    facts = []
-    for name, split in splits.items():
-        sizes = Counter(len(row) for row in split["labels"])
-        documents = len(split)
-        mean = sum(size * count for size, count in sizes.items()) / max(documents, 1)
-        facts.append({"name": name, "documents": documents, "mean": mean, "columns": ", ".join(split.column_names)})
-    card = DatasetCard.from_template(
-        data, template_path=str(CARD_TEMPLATE), repo_id=repo_id, splits=facts, labels=labels, labels_file=LABELS_FILE
-    )
-    return f"{card.content.rstrip()}\n"
+    return f"{rendered.content.rstrip()}\n"

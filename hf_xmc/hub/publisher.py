@@ -12,7 +12,7 @@ from transformers.utils import PushInProgress
 from ..training.checkpoint import STATE_FILES
 from .card_data import CardOptions
 from .model_card import forget_model, write_model_card
-from .push import Destination, create_repo, push_checkpoint, push_folder
+from .upload import Destination, create_repo, push_checkpoint, push_folder
 
 logger = logging.getLogger(__name__)
 

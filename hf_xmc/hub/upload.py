@@ -1,0 +1,468 @@
+"""Uploads: the published files of a model, in one commit, without pickles; and self-contained copies."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers.utils import CONFIG_NAME
+
+from ..remote_code import CLASSES, CODE_ENTRIES, SelfContainedModel, add_code, code_files, member_folders
+from ..serialization import (
+    ENSEMBLE_FILE,
+    MAX_SHARD_SIZE,
+    RECORD_FILE,
+    RESULTS_SUFFIX,
+    TRAINING_ARGS_FILE,
+    new_folder,
+    read_json,
+    write_json,
+)
+from ..training.record import public_name
+from .card_data import CardOptions
+from .model_card import CARD_FILE, EVAL_RESULTS_FOLDER, write_model_card
+
+# Suffixes of the files that a model folder consists of, tokenizers and cards included. No pickles: loading one can
+# run any code.
+_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".md", ".png", ".py", ".jinja", ".tiktoken")
+# Checkpoints, temporary and hidden files; results, which the training record repeats without local paths.
+_PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
+_MEMBER = re.compile(r"member-\d+")
+# Parts of a model that another model may lack. Left in the repository, they would be loaded with the new model.
+_PART_PATTERNS = (
+    *(f"{stem}{rest}" for stem in ("model", "ranker") for rest in (".safetensors", ".safetensors.index.json")),
+    *(f"{stem}-?????-of-?????.safetensors" for stem in ("model", "ranker")),
+    *("ranker_tree.safetensors", "tfidf.safetensors", "tfidf_vocab.txt", "labels.json", "label_tree.safetensors"),
+    *(ENSEMBLE_FILE, "member-[0-9]*/*"),
+)
+# Seconds before each retry of a failed upload.
+_WAITS = (1, 5)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Destination:
+    """
+    Target of an upload.
+
+    Args:
+        repo_id (`str`): Repository, created if it does not exist. Without an owner, the owner of the token is used.
+        repo_type (`str`, *optional*, defaults to `"model"`): `"model"` or `"dataset"`.
+        private (`bool`, *optional*): Whether a new repository is private.
+        token (`str` or `bool`, *optional*): Token; the one of `hf auth login` by default.
+        revision (`str`, *optional*): Branch, created if it does not exist; `main` by default.
+        create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request instead of committing.
+        commit_message (`str`, *optional*): First line of the commit message.
+        commit_description (`str`, *optional*): Rest of the commit message.
+        run_as_future (`bool`, *optional*, defaults to `False`):
+            Whether to upload in the background and return a `Future` of the commit.
+    """
+
+    repo_id: str
+    repo_type: str = "model"
+    private: bool | None = None
+    token: str | bool | None = None
+    revision: str | None = None
+    create_pr: bool = False
+    commit_message: str | None = None
+    commit_description: str | None = None
+    run_as_future: bool = False
+
+
+# ---- Files ----
+
+
+def check_saved_model(folder: str | os.PathLike) -> None:
+    """Raises an error if a folder does not contain a model of hf_xmc."""
+    path = Path(folder, CONFIG_NAME)
+    if not path.is_file():
+        raise FileNotFoundError(f"`{folder}` does not contain a saved model: `{CONFIG_NAME}` is missing.")
+    kind = read_json(path).get("model_type")
+    if kind not in CLASSES:
+        raise ValueError(f"`{folder}` contains a model of type {kind!r}, which is not a model of hf_xmc.")
+
+
+def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:
+    """
+    Returns the files of a model folder that are uploaded, and warns about those that an upload must not contain.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder of a model.
+        ignore (`Sequence[str]`, *optional*):
+            Patterns of further names to leave out.
+    """
+    members = member_folders(folder)
+    names: list[str] = []
+    refused: list[str] = []
+    for path in sorted(Path(folder).rglob("*")):
+        name = path.relative_to(folder)
+        first = name.parts[0]
+        is_result = first == EVAL_RESULTS_FOLDER
+        parts = name.parts[1:] if is_result else name.parts
+        is_private = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in (*_PRIVATE, *ignore))
+        # An earlier, larger ensemble may have left members that the configuration no longer lists.
+        is_stale = bool(_MEMBER.fullmatch(first)) and first not in members
+        if is_private or is_stale or not path.is_file():
+            continue
+        is_allowed = path.suffix in ((".yaml",) if is_result else _SUFFIXES)
+        (names if is_allowed else refused).append(name.as_posix())
+    if refused:
+        logger.warning(
+            "Not uploaded from `%s`: %s. Only files ending in %s are published.",
+            folder,
+            ", ".join(refused),
+            ", ".join(_SUFFIXES),
+        )
+    return names
+
+
+def stage_model(
+    folder: str | os.PathLike,
+    target: str | os.PathLike,
+    *,
+    self_contained: bool = True,
+    ignore: Sequence[str] = (),
+    put: Callable[[Path, Path], Any] = shutil.copyfile,
+) -> None:
+    """
+    Fills a folder with the published files of a model: no local paths, and the code either complete or left out.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder of a model.
+        target (`str` or `os.PathLike`):
+            Folder to fill.
+        self_contained (`bool`, *optional*, defaults to `True`):
+            Whether to add the code that loads the model.
+        ignore (`Sequence[str]`, *optional*):
+            Patterns of names to leave out.
+        put (`Callable[[Path, Path], Any]`, *optional*):
+            Copies or links a file that is published unchanged.
+    """
+    code = {path.name for path in code_files()}
+    models = {"", *member_folders(folder)}
+    for name in publishable_files(folder, ignore):
+        place, _, file = name.rpartition("/")
+        source, output = Path(folder, name), Path(target, name)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        content = _published_json(source) if place in models else None
+        if content is not None:
+            write_json(output, content, indent=2)
+        elif place not in models or file not in code:
+            put(source, output)
+    if self_contained:
+        add_code(target)
+
+
+def _published_json(path: Path) -> dict[str, Any] | None:
+    """Returns the published content of a JSON file that names code or local paths; `None` for other files."""
+    if path.name == CONFIG_NAME:
+        config = {key: value for key, value in read_json(path).items() if key not in CODE_ENTRIES}
+        encoder = config.get("encoder_config") or {}
+        if "_name_or_path" in encoder:
+            config["encoder_config"] = {**encoder, "_name_or_path": public_name(encoder["_name_or_path"])}
+        return config
+    if path.name == TRAINING_ARGS_FILE:
+        options = read_json(path)
+        return {**options, "encoder_name": public_name(options.get("encoder_name")), "embedding_cache": None}
+    if path.name == ENSEMBLE_FILE:
+        content = read_json(path)
+        return {**content, "models": [public_name(name) for name in content.get("models") or []]}
+    return None
+
+
+def _symlink(source: Path, target: Path) -> None:
+    try:
+        os.symlink(source.resolve(), target)
+    except OSError:  # not supported by the file system
+        shutil.copyfile(source, target)
+
+
+def _hard_link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not supported by the file system
+        shutil.copyfile(source, target)
+
+
+def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[str]:
+    """
+    Copies a saved model and the code that loads it into a new folder.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder of a saved model.
+        output (`str` or `os.PathLike`):
+            Folder to create; an existing one must be empty.
+
+    Returns:
+        `list[str]`: the files of the copy.
+    """
+    output = Path(output)
+    check_saved_model(folder)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise FileExistsError(f"`{output}` exists and is not empty. Choose another folder for the copy.")
+    with new_folder(output) as temporary:
+        stage_model(folder, temporary)
+    return publishable_files(output)
+
+
+# ---- Uploads ----
+
+
+def push_folder(
+    folder: str | os.PathLike,
+    destination: Destination,
+    *,
+    self_contained: bool = True,
+    ignore: Sequence[str] = (),
+    source: str | None = None,
+) -> Any:
+    """
+    Uploads the folder of a saved model.
+
+    Files that the repository already has are not sent again, nor are large files of an interrupted upload: calling
+    it again completes the upload. Parts of an earlier model that this one lacks are deleted from the repository.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Folder of a model. It is not changed.
+        destination ([`Destination`]):
+            Target.
+        self_contained (`bool`, *optional*, defaults to `True`):
+            Whether to upload the code that loads the model.
+        ignore (`Sequence[str]`, *optional*):
+            Patterns of names to leave out.
+        source (`str`, *optional*):
+            Name of the folder in messages.
+
+    Returns:
+        `CommitInfo`: the commit, or a `Future` of it.
+    """
+    check_saved_model(folder)
+
+    def stage(target: str) -> None:
+        stage_model(folder, target, self_contained=self_contained, ignore=ignore, put=_symlink)
+
+    delete_patterns = [*_PART_PATTERNS, *(path.name for path in code_files())]
+    return upload(stage, destination, source or f"`{folder}`", delete_patterns=delete_patterns)
+
+
+def push_checkpoint(
+    folder: str | os.PathLike, destination: Destination, ignore: Sequence[str] = (), path_in_repo: str | None = None
+) -> Any:
+    """
+    Uploads a checkpoint in the background. The checkpoint may be deleted in the meantime.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            The checkpoint.
+        destination ([`Destination`]):
+            Target.
+        ignore (`Sequence[str]`, *optional*):
+            Patterns of names to leave out.
+        path_in_repo (`str`, *optional*):
+            Folder of the repository that becomes a copy of the checkpoint. By default, the model of the checkpoint
+            becomes the model of the repository.
+
+    Returns:
+        `Future`: of the commit.
+    """
+    linked = tempfile.mkdtemp(prefix="_push-", dir=Path(folder).parent)
+    for name in publishable_files(folder, ignore):
+        Path(linked, name).parent.mkdir(parents=True, exist_ok=True)
+        _hard_link(Path(folder, name), Path(linked, name))
+    destination = replace(destination, run_as_future=True)
+    if path_in_repo is None:
+        job = push_folder(linked, destination)
+    else:
+        job = upload(linked, destination, f"`{folder}`", delete_patterns=["*"], path_in_repo=path_in_repo)
+    job.add_done_callback(lambda _: shutil.rmtree(linked, ignore_errors=True))
+    return job
+
+
+def push_model(
+    model: SelfContainedModel,
+    repo_id: str,
+    *,
+    self_contained: bool = True,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+    tags: Sequence[str] | None = None,
+    **options: Any,
+) -> Any:
+    """
+    Uploads a model with the card and the records of the folder that it was loaded from, or with a new card.
+
+    Args:
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
+            A trained model.
+        repo_id (`str`):
+            Repository, created if it does not exist.
+        self_contained (`bool`, *optional*, defaults to `True`):
+            Whether to upload the code that loads the model.
+        max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
+            Size above which weights and ranker are split into several files.
+        tags (`Sequence[str]`, *optional*):
+            Additional tags of a new card.
+        options:
+            Other fields of [`Destination`].
+    """
+    destination = Destination(repo_id, **{"commit_message": "Upload model", **options})
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, self_contained=False, max_shard_size=max_shard_size)
+        source = Path(model.config._name_or_path or folder)
+        for name in publishable_files(source) if _is_folder_of(model, source) else ():
+            if _is_record(name) and not Path(folder, name).exists():
+                Path(folder, name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, Path(folder, name))
+        if not Path(folder, CARD_FILE).is_file() and not _has_card(destination):
+            write_model_card(folder, CardOptions(model_name=repo_id, tags=list(tags or ())))
+        return push_folder(folder, destination, self_contained=self_contained, source="The model")
+
+
+def _is_folder_of(model: SelfContainedModel, folder: Path) -> bool:
+    """Whether a folder contains a model of this type; a member of an ensemble names the folder of the ensemble."""
+    path = folder / CONFIG_NAME
+    return path.is_file() and read_json(path).get("model_type") == model.config.model_type
+
+
+def _is_record(name: str) -> bool:
+    """Whether a file describes a model, or a member of an ensemble, instead of being part of it."""
+    first, _, rest = name.partition("/")
+    name = rest if _MEMBER.fullmatch(first) else name
+    records = (CARD_FILE, RECORD_FILE, TRAINING_ARGS_FILE, ENSEMBLE_FILE)
+    return name in records or name.endswith(".png") or name.startswith(f"{EVAL_RESULTS_FOLDER}/")
+
+
+def _has_card(destination: Destination) -> bool:
+    if "/" not in destination.repo_id:
+        return False
+    return HfApi(token=destination.token).file_exists(destination.repo_id, CARD_FILE, revision=destination.revision)
+
+
+def create_repo(destination: Destination) -> str:
+    """Creates the repository if it does not exist and returns its id with the owner."""
+    api = HfApi(token=destination.token)
+    return attempt(lambda: _create_repo(api, destination), destination, "The model")
+
+
+def _create_repo(api: HfApi, destination: Destination) -> str:
+    options: dict[str, Any] = {"repo_type": destination.repo_type, "exist_ok": True}
+    return api.create_repo(destination.repo_id, private=destination.private, **options).repo_id
+
+
+def upload(
+    folder: str | os.PathLike | Callable[[str], None],
+    destination: Destination,
+    source: str,
+    *,
+    delete_patterns: list[str] | None = None,
+    path_in_repo: str | None = None,
+) -> Any:
+    """
+    Uploads a folder with `HfApi.upload_folder`: one commit, except for folders of several hundred files.
+
+    Args:
+        folder (`str`, `os.PathLike` or `Callable[[str], None]`): The folder, or a function that fills one.
+        destination ([`Destination`]): Target.
+        source (`str`): Name of the folder in messages.
+        delete_patterns (`list[str]`, *optional*): Files to delete from the repository if the folder lacks them.
+        path_in_repo (`str`, *optional*): Folder of the repository; its root by default.
+    """
+    api = HfApi(token=destination.token)
+    revision = destination.revision
+
+    def send() -> Any:
+        where: dict[str, Any] = {"repo_id": _create_repo(api, destination), "repo_type": destination.repo_type}
+        if revision is not None and not revision.startswith("refs/") and not destination.create_pr:
+            api.create_branch(**where, branch=revision, exist_ok=True)
+        with tempfile.TemporaryDirectory() as staged:
+            if callable(folder):
+                folder(staged)
+            return api.upload_folder(
+                **where,
+                folder_path=staged if callable(folder) else str(folder),
+                path_in_repo=path_in_repo,
+                delete_patterns=delete_patterns,
+                commit_message=destination.commit_message or "Upload with hf_xmc",
+                commit_description=destination.commit_description,
+                revision=revision,
+                create_pr=destination.create_pr,
+            )
+
+    if destination.run_as_future:
+        return api.run_as_future(attempt, send, destination, source)
+    return attempt(send, destination, source)
+
+
+def attempt(action: Callable[[], Any], destination: Destination, source: str) -> Any:
+    """
+    Runs an action on the Hub, retries it after transient errors and explains other errors.
+
+    Args:
+        action (`Callable[[], Any]`): The action. Calling it twice must do no harm.
+        destination ([`Destination`]): Target. A pull request is not retried, because that would open another one.
+        source (`str`): Name of what is uploaded, for messages.
+    """
+    with _explained(source, destination.repo_id):
+        for wait in (*_WAITS, None):
+            try:
+                return action()
+            except HTTPError as error:
+                if wait is None or destination.create_pr or not _is_transient(error):
+                    raise
+                logger.warning("Uploading to `%s` again in %s s: %s", destination.repo_id, wait, error)
+                time.sleep(wait)
+    return None
+
+
+def _is_transient(error: HTTPError) -> bool:
+    """Whether a retry may succeed: no connection, a server error or too many requests."""
+    if not isinstance(error, HfHubHTTPError) or error.response is None:
+        return True
+    return error.response.status_code >= 500 or error.response.status_code in (408, 429)
+
+
+@contextmanager
+def _explained(source: str, repo_id: str) -> Iterator[None]:
+    """Turns errors of the Hub into an `OSError` that explains them."""
+    advice = f"{source} is unchanged. Run the upload again: files that were sent are not sent twice."
+    try:
+        yield
+    except RevisionNotFoundError as error:
+        raise OSError(f"`{repo_id}` does not have the revision to upload to: {error}") from error
+    except RepositoryNotFoundError as error:
+        raise OSError(
+            f"`{repo_id}` does not exist, or the token has no access to it. Log in with `hf auth login` or pass "
+            f"`token`. {error}"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            raise OSError(
+                f"The Hub refuses the upload to `{repo_id}` ({status}). Log in with `hf auth login` or pass a `token` "
+                f"with write access. {error}"
+            ) from error
+        raise OSError(f"The upload to `{repo_id}` failed: {error} {advice}") from error
+    except (HTTPError, OfflineModeIsEnabled) as error:
+        raise OSError(f"The Hub cannot be reached for the upload to `{repo_id}`: {error} {advice}") from error
