@@ -27,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Runs `hf-xmc COMMAND ...` and returns the exit code.
 
     Args:
-        argv (`Sequence[str]`, *optional*):
-            Arguments; those of the process by default.
+        argv (`Sequence[str]`, *optional*): Arguments; those of the process by default.
     """
     args = _make_parser().parse_args(argv)
     try:

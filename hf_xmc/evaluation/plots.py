@@ -20,14 +20,10 @@ def plot_by_frequency(
     Writes a PNG plot of recall, precision and coverage by label frequency.
 
     Args:
-        rows (`Sequence[Mapping[str, Any]]`):
-            Result of [`XMCMetrics.by_frequency`].
-        path (`str` or `os.PathLike`):
-            File to write.
-        k (`int`, *optional*, defaults to 5):
-            Length of the ranking.
-        title (`str`, *optional*):
-            Title of the plot.
+        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
+        path (`str` or `os.PathLike`): File to write.
+        k (`int`, *optional*, defaults to 5): Length of the ranking.
+        title (`str`, *optional*): Title of the plot.
     """
     check_buckets(rows, k)
     figure = _make_figure("plot_by_frequency", width=7)
@@ -62,14 +58,10 @@ def plot_training(
     Writes a PNG plot of a training: seconds by stage and, if an encoder was fine-tuned, the loss by level.
 
     Args:
-        stages (`Mapping[str, float]`):
-            Seconds of each stage.
-        levels (`Sequence[Mapping[str, float]]`):
-            Log entries with `level`, `step` and `loss`; may be empty.
-        path (`str` or `os.PathLike`):
-            File to write.
-        seconds (`float`, *optional*):
-            Duration of the whole training; the sum of the stages by default.
+        stages (`Mapping[str, float]`): Seconds of each stage.
+        levels (`Sequence[Mapping[str, float]]`): Log entries with `level`, `step` and `loss`; may be empty.
+        path (`str` or `os.PathLike`): File to write.
+        seconds (`float`, *optional*): Duration of the whole training; the sum of the stages by default.
     """
     if not stages:
         raise ValueError("`stages` is empty: the record of the training has no stages to plot.")

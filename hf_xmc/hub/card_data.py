@@ -128,8 +128,7 @@ class ModelSummary:
     @property
     def papers(self) -> list[Paper]:
         """The papers of the methods."""
-        papers = {paper.key: paper for paper in map(paper_of, self.methods) if paper is not None}
-        return [*papers.values()]
+        return [*dict.fromkeys(paper for paper in map(paper_of, self.methods) if paper is not None)]
 
     @property
     def method_name(self) -> str:

@@ -34,14 +34,10 @@ def push_dataset(
     `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` load it.
 
     Args:
-        splits (`Mapping[str, datasets.Dataset]`):
-            Documents by split, in the columns of [`prepare_dataset`].
-        destination ([`Destination`]):
-            Target.
-        label_texts (`Mapping[str, str]`, *optional*):
-            Texts of the labels by name.
-        options ([`CardOptions`], *optional*):
-            Licence, language and tags of the card.
+        splits (`Mapping[str, datasets.Dataset]`): Documents by split, in the columns of [`prepare_dataset`].
+        destination ([`Destination`]): Target.
+        label_texts (`Mapping[str, str]`, *optional*): Texts of the labels by name.
+        options ([`CardOptions`], *optional*): Licence, language and tags of the card.
 
     Returns:
         `CommitInfo`: the last commit.

@@ -38,10 +38,8 @@ def write_model_card(
     Writes the card of a model into its folder, with plots (if matplotlib is installed) and `.eval_results`.
 
     Args:
-        folder (`str` or `os.PathLike`):
-            Folder of a saved model, with the records of its training and evaluations.
-        options ([`CardOptions`], *optional*):
-            What the files of the model do not contain: licence, language, names.
+        folder (`str` or `os.PathLike`): Folder of a saved model, with the records of its training and evaluations.
+        options ([`CardOptions`], *optional*): What the files of the model do not contain: licence, language, names.
         overwrite (`bool`, *optional*, defaults to `False`):
             Whether to replace a card that was written or edited by hand.
 
@@ -80,8 +78,7 @@ def forget_model(folder: str | os.PathLike) -> None:
     Removes options, record, results, plots and generated card of a model that another one is about to replace.
 
     Args:
-        folder (`str` or `os.PathLike`):
-            Folder of the model.
+        folder (`str` or `os.PathLike`): Folder of the model.
     """
     folder = Path(folder)
     names = (TRAINING_ARGS_FILE, RECORD_FILE, ENSEMBLE_FILE, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT)
@@ -102,10 +99,8 @@ def render_model_card(summary: ModelSummary, plots: dict[str, str] | None = None
     Renders the card as text.
 
     Args:
-        summary ([`ModelSummary`]):
-            Content of the card.
-        plots (`dict[str, str]`, *optional*):
-            Files of the plots `frequency` and `training`.
+        summary ([`ModelSummary`]): Content of the card.
+        plots (`dict[str, str]`, *optional*): Files of the plots `frequency` and `training`.
     """
     record = summary.record
     card = ModelCard.from_template(

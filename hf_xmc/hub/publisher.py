@@ -24,8 +24,7 @@ class Publisher:
     [`XMCTrainer`] imports it by name when it is first needed, because `hub` is the layer above `training`.
 
     Args:
-        trainer ([`XMCTrainer`]):
-            The trainer. Its `recorder` provides the training record.
+        trainer ([`XMCTrainer`]): The trainer. Its `recorder` provides the training record.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -98,24 +97,16 @@ class Publisher:
         Saves the model and its card and uploads them. Collective: only the main process uploads.
 
         Args:
-            repo_id (`str`, *optional*):
-                Repository; `args.hub_model_id` or the name of `args.output_dir` by default.
-            commit_message (`str`, *optional*, defaults to `"End of training"`):
-                Message of the commit.
-            blocking (`bool`, *optional*, defaults to `True`):
-                Whether to wait for the end of the upload.
-            token (`str`, *optional*):
-                Token; `args.hub_token` by default.
-            revision (`str`, *optional*):
-                Branch; `args.hub_revision` by default.
-            private (`bool`, *optional*):
-                Whether a new repository is private; `args.hub_private_repo` by default.
-            create_pr (`bool`, *optional*, defaults to `False`):
-                Whether to open a pull request instead of committing.
+            repo_id (`str`, *optional*): Repository; `args.hub_model_id` or the name of the folder by default.
+            commit_message (`str`, *optional*, defaults to `"End of training"`): Message of the commit.
+            blocking (`bool`, *optional*, defaults to `True`): Whether to wait for the end of the upload.
+            token (`str`, *optional*): Token; `args.hub_token` by default.
+            revision (`str`, *optional*): Branch; `args.hub_revision` by default.
+            private (`bool`, *optional*): Whether a new repository is private; `args.hub_private_repo` by default.
+            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request.
             self_contained (`bool`, *optional*, defaults to `True`):
                 Whether to upload the code that loads the model, so that it works without this package.
-            card:
-                Arguments of [`~Publisher.create_model_card`].
+            card: Arguments of [`~Publisher.create_model_card`].
 
         Returns:
             `CommitInfo`, or a `Future` of it with `blocking=False`. `None` on other processes.

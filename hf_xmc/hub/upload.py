@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from transformers.utils import CONFIG_NAME
 
 from ..remote_code import CLASSES, CODE_ENTRIES, SelfContainedModel, add_code, code_files, member_folders
@@ -102,15 +96,7 @@ def check_saved_model(folder: str | os.PathLike) -> None:
 
 
 def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> list[str]:
-    """
-    Returns the files of a model folder that are uploaded, and warns about those that an upload must not contain.
-
-    Args:
-        folder (`str` or `os.PathLike`):
-            Folder of a model.
-        ignore (`Sequence[str]`, *optional*):
-            Patterns of further names to leave out.
-    """
+    """Returns the files of a model folder that are uploaded, except `ignore`, and warns about those not allowed."""
     members = member_folders(folder)
     names: list[str] = []
     refused: list[str] = []
@@ -127,12 +113,8 @@ def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> 
         is_allowed = path.suffix in ((".yaml",) if is_result else _SUFFIXES)
         (names if is_allowed else refused).append(name.as_posix())
     if refused:
-        logger.warning(
-            "Not uploaded from `%s`: %s. Only files ending in %s are published.",
-            folder,
-            ", ".join(refused),
-            ", ".join(_SUFFIXES),
-        )
+        allowed = ", ".join(_SUFFIXES)
+        logger.warning("Not uploaded from `%s`: %s. Allowed suffixes: %s.", folder, ", ".join(refused), allowed)
     return names
 
 
@@ -141,27 +123,16 @@ def stage_model(
     target: str | os.PathLike,
     *,
     self_contained: bool = True,
-    ignore: Sequence[str] = (),
     put: Callable[[Path, Path], Any] = shutil.copyfile,
 ) -> None:
     """
-    Fills a folder with the published files of a model: no local paths, and the code either complete or left out.
+    Fills `target` with the published files of a model: without local paths, with complete code or none.
 
-    Args:
-        folder (`str` or `os.PathLike`):
-            Folder of a model.
-        target (`str` or `os.PathLike`):
-            Folder to fill.
-        self_contained (`bool`, *optional*, defaults to `True`):
-            Whether to add the code that loads the model.
-        ignore (`Sequence[str]`, *optional*):
-            Patterns of names to leave out.
-        put (`Callable[[Path, Path], Any]`, *optional*):
-            Copies or links a file that is published unchanged.
+    `put` copies or links a file that is published unchanged.
     """
     code = {path.name for path in code_files()}
     models = {"", *member_folders(folder)}
-    for name in publishable_files(folder, ignore):
+    for name in publishable_files(folder):
         place, _, file = name.rpartition("/")
         source, output = Path(folder, name), Path(target, name)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -191,16 +162,9 @@ def _published_json(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _symlink(source: Path, target: Path) -> None:
+def _link(source: Path, target: Path, *, hard: bool = False) -> None:
     try:
-        os.symlink(source.resolve(), target)
-    except OSError:  # not supported by the file system
-        shutil.copyfile(source, target)
-
-
-def _hard_link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
+        (os.link if hard else os.symlink)(source.resolve(), target)
     except OSError:  # not supported by the file system
         shutil.copyfile(source, target)
 
@@ -210,10 +174,8 @@ def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[s
     Copies a saved model and the code that loads it into a new folder.
 
     Args:
-        folder (`str` or `os.PathLike`):
-            Folder of a saved model.
-        output (`str` or `os.PathLike`):
-            Folder to create; an existing one must be empty.
+        folder (`str` or `os.PathLike`): Folder of a saved model.
+        output (`str` or `os.PathLike`): Folder to create; an existing one must be empty.
 
     Returns:
         `list[str]`: the files of the copy.
@@ -235,7 +197,6 @@ def push_folder(
     destination: Destination,
     *,
     self_contained: bool = True,
-    ignore: Sequence[str] = (),
     source: str | None = None,
 ) -> Any:
     """
@@ -245,16 +206,10 @@ def push_folder(
     it again completes the upload. Parts of an earlier model that this one lacks are deleted from the repository.
 
     Args:
-        folder (`str` or `os.PathLike`):
-            Folder of a model. It is not changed.
-        destination ([`Destination`]):
-            Target.
-        self_contained (`bool`, *optional*, defaults to `True`):
-            Whether to upload the code that loads the model.
-        ignore (`Sequence[str]`, *optional*):
-            Patterns of names to leave out.
-        source (`str`, *optional*):
-            Name of the folder in messages.
+        folder (`str` or `os.PathLike`): Folder of a model. It is not changed.
+        destination ([`Destination`]): Target.
+        self_contained (`bool`, *optional*, defaults to `True`): Whether to upload the code that loads the model.
+        source (`str`, *optional*): Name of the folder in messages.
 
     Returns:
         `CommitInfo`: the commit, or a `Future` of it.
@@ -262,7 +217,7 @@ def push_folder(
     check_saved_model(folder)
 
     def stage(target: str) -> None:
-        stage_model(folder, target, self_contained=self_contained, ignore=ignore, put=_symlink)
+        stage_model(folder, target, self_contained=self_contained, put=_link)
 
     delete_patterns = [*_PART_PATTERNS, *(path.name for path in code_files())]
     return upload(stage, destination, source or f"`{folder}`", delete_patterns=delete_patterns)
@@ -274,24 +229,13 @@ def push_checkpoint(
     """
     Uploads a checkpoint in the background. The checkpoint may be deleted in the meantime.
 
-    Args:
-        folder (`str` or `os.PathLike`):
-            The checkpoint.
-        destination ([`Destination`]):
-            Target.
-        ignore (`Sequence[str]`, *optional*):
-            Patterns of names to leave out.
-        path_in_repo (`str`, *optional*):
-            Folder of the repository that becomes a copy of the checkpoint. By default, the model of the checkpoint
-            becomes the model of the repository.
-
-    Returns:
-        `Future`: of the commit.
+    With `path_in_repo`, this folder of the repository becomes a copy of the checkpoint; otherwise the model of the
+    checkpoint becomes the model of the repository. Returns a `Future` of the commit.
     """
     linked = tempfile.mkdtemp(prefix="_push-", dir=Path(folder).parent)
     for name in publishable_files(folder, ignore):
         Path(linked, name).parent.mkdir(parents=True, exist_ok=True)
-        _hard_link(Path(folder, name), Path(linked, name))
+        _link(Path(folder, name), Path(linked, name), hard=True)
     destination = replace(destination, run_as_future=True)
     if path_in_repo is None:
         job = push_folder(linked, destination)
@@ -313,19 +257,7 @@ def push_model(
     """
     Uploads a model with the card and the records of the folder that it was loaded from, or with a new card.
 
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
-        repo_id (`str`):
-            Repository, created if it does not exist.
-        self_contained (`bool`, *optional*, defaults to `True`):
-            Whether to upload the code that loads the model.
-        max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
-            Size above which weights and ranker are split into several files.
-        tags (`Sequence[str]`, *optional*):
-            Additional tags of a new card.
-        options:
-            Other fields of [`Destination`].
+    The arguments are those of [`~XMCForTextClassification.push_to_hub`]; `options` are fields of [`Destination`].
     """
     destination = Destination(repo_id, **{"commit_message": "Upload model", **options})
     with tempfile.TemporaryDirectory() as folder:
@@ -362,8 +294,7 @@ def _has_card(destination: Destination) -> bool:
 
 def create_repo(destination: Destination) -> str:
     """Creates the repository if it does not exist and returns its id with the owner."""
-    api = HfApi(token=destination.token)
-    return attempt(lambda: _create_repo(api, destination), destination, "The model")
+    return attempt(lambda: _create_repo(HfApi(token=destination.token), destination), destination, "The model")
 
 
 def _create_repo(api: HfApi, destination: Destination) -> str:
@@ -419,10 +350,7 @@ def attempt(action: Callable[[], Any], destination: Destination, source: str) ->
     """
     Runs an action on the Hub, retries it after transient errors and explains other errors.
 
-    Args:
-        action (`Callable[[], Any]`): The action. Calling it twice must do no harm.
-        destination ([`Destination`]): Target. A pull request is not retried, because that would open another one.
-        source (`str`): Name of what is uploaded, for messages.
+    A pull request is not retried, because that would open another one. `source` names the upload in messages.
     """
     with _explained(source, destination.repo_id):
         for wait in (*_WAITS, None):
@@ -449,20 +377,10 @@ def _explained(source: str, repo_id: str) -> Iterator[None]:
     advice = f"{source} is unchanged. Run the upload again: files that were sent are not sent twice."
     try:
         yield
-    except RevisionNotFoundError as error:
-        raise OSError(f"`{repo_id}` does not have the revision to upload to: {error}") from error
-    except RepositoryNotFoundError as error:
-        raise OSError(
-            f"`{repo_id}` does not exist, or the token has no access to it. Log in with `hf auth login` or pass "
-            f"`token`. {error}"
-        ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        if status in (401, 403):
-            raise OSError(
-                f"The Hub refuses the upload to `{repo_id}` ({status}). Log in with `hf auth login` or pass a `token` "
-                f"with write access. {error}"
-            ) from error
-        raise OSError(f"The upload to `{repo_id}` failed: {error} {advice}") from error
+        if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
+            advice = "Log in with `hf auth login` or pass a `token` with write access."
+        raise OSError(f"The upload to `{repo_id}` failed ({status}): {error} {advice}") from error
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise OSError(f"The Hub cannot be reached for the upload to `{repo_id}`: {error} {advice}") from error

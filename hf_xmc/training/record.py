@@ -109,8 +109,7 @@ class TrainingRecorder(TrainerCallback):
     Fills a [`TrainingRecord`] during training.
 
     Args:
-        train_dataset (`datasets.Dataset`, *optional*):
-            Training documents in the columns of [`prepare_dataset`].
+        train_dataset (`datasets.Dataset`, *optional*): Training documents in the columns of [`prepare_dataset`].
         eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
             Documents to take examples from.
     """
@@ -198,10 +197,8 @@ class TrainingRecorder(TrainerCallback):
         Measures the latency of the trained model and chooses examples.
 
         Args:
-            model ([`XMCForTextClassification`]):
-                The trained model.
-            with_examples (`bool`, *optional*, defaults to `False`):
-                Whether the card may show texts of the data.
+            model ([`XMCForTextClassification`]): The trained model.
+            with_examples (`bool`, *optional*, defaults to `False`): Whether the card may show texts of the data.
         """
         if not self._texts or (model.tfidf is None and model.encoder is None):
             return
