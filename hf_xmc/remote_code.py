@@ -173,7 +173,7 @@ class SelfContainedModel(PreTrainedModel):
         # The code that a model carries does not include `hub/`.
         if find_spec(f"{__package__}.hub") is None:
             return super().push_to_hub(repo_id, **kwargs)
-        push_model = import_module(f"{__package__}.hub.push").push_model
+        push_model = import_module(f"{__package__}.hub.upload").push_model
         return push_model(self, repo_id, self_contained=self_contained is not False, **kwargs)
 
     @contextmanager

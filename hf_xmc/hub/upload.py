@@ -19,7 +19,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from transformers.utils import CONFIG_NAME
 
-from ..remote_code import CLASSES, CODE_ENTRIES, SelfContainedModel, add_code, code_files, member_folders
+from ..remote_code import CLASSES, SelfContainedModel, add_code, code_files, member_folders, remove_code
 from ..serialization import (
     ENSEMBLE_FILE,
     MAX_SHARD_SIZE,
@@ -130,25 +130,25 @@ def stage_model(
 
     `put` copies or links a file that is published unchanged.
     """
-    code = {path.name for path in code_files()}
-    models = {"", *member_folders(folder)}
+    models = ["", *member_folders(folder)]
     for name in publishable_files(folder):
-        place, _, file = name.rpartition("/")
         source, output = Path(folder, name), Path(target, name)
         output.parent.mkdir(parents=True, exist_ok=True)
-        content = _published_json(source) if place in models else None
-        if content is not None:
-            write_json(output, content, indent=2)
-        elif place not in models or file not in code:
+        content = _published_json(source) if name.rpartition("/")[0] in models else None
+        if content is None:
             put(source, output)
+        else:
+            write_json(output, content, indent=2)
+    for model in models:
+        remove_code(Path(target, model))
     if self_contained:
         add_code(target)
 
 
 def _published_json(path: Path) -> dict[str, Any] | None:
-    """Returns the published content of a JSON file that names code or local paths; `None` for other files."""
+    """Returns the published content of a JSON file with local paths; `None` for files that are published unchanged."""
     if path.name == CONFIG_NAME:
-        config = {key: value for key, value in read_json(path).items() if key not in CODE_ENTRIES}
+        config = read_json(path)
         encoder = config.get("encoder_config") or {}
         if "_name_or_path" in encoder:
             config["encoder_config"] = {**encoder, "_name_or_path": public_name(encoder["_name_or_path"])}
