@@ -1,6 +1,7 @@
 """
-A process that runs snippets one after the other: `huggingface_hub` reads its settings when it is imported, and
-importing takes seconds. Run as a program it is the process itself.
+A process that runs code snippets, because `huggingface_hub` reads its settings on import and importing takes seconds.
+
+Run as a program, this file is the process.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ FORBID_PACKAGE = "FORBID_HF_XMC"
 
 class Worker:
     """
-    The process, seen from the tests.
+    Starts and controls the process.
 
     Args:
-        environment: Variables, such as those of `LocalHub.environment`.
-        log: File for what the process prints.
-        without_package: Whether hf_xmc cannot be imported there.
+        environment: Environment variables, such as those of `LocalHub.environment`.
+        log: File for the output of the process.
+        without_package: Whether importing hf_xmc fails in the process.
     """
 
     def __init__(self, environment: dict[str, str], log: Path, without_package: bool = False) -> None:
@@ -42,7 +43,7 @@ class Worker:
         )
 
     def run(self, code: str, **values: Any) -> Any:
-        """What the snippet assigns to `result`; the values are variables of it. An error there is an error here."""
+        """Runs a snippet with `values` as variables and returns its `result`; its errors become `RuntimeError`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"code": code, "values": values}) + "\n")
         self._process.stdin.flush()
@@ -62,11 +63,11 @@ class Worker:
 
 def assert_same_tags(tagged: list[list[Any]], expected: list[list[Any]]) -> None:
     """
-    The same labels in the same order, as pairs or as entries of the pipeline.
+    Compares labels exactly and scores nearly, because matrix products in another process may round differently.
 
-    Their scores are only nearly the same: matrix products in another process may round otherwise.
+    Rows contain pairs or entries of the pipeline.
     """
-    import pytest  # the process itself does without
+    import pytest  # not needed in the process
 
     for rows, others in zip(tagged, expected, strict=True):
         pairs, other_pairs = (
@@ -100,5 +101,5 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the tests' own folder
+    sys.path.pop(0)  # the folder of the tests
     _serve()

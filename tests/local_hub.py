@@ -1,9 +1,8 @@
 """
-A Hub on this machine for tests: repositories in memory, served over HTTP to the real client.
+A Hub for tests: repositories in memory, served over HTTP to the real client.
 
-It speaks the calls that `huggingface_hub` makes to create, fill, list and download repositories: commits with LFS,
-branches, pull requests, private and gated repositories. Everything that was asked is in `requests`; `fail` makes it
-misbehave.
+It answers the requests of `huggingface_hub` and `datasets` that create, fill, list and download repositories: commits
+with LFS, branches, pull requests, private and gated repositories. `requests` lists all requests; `fail` makes some fail.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Repo:
 
 
 class LocalHub:
-    """The server; `url` is its address."""
+    """The server, at the address `url`."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -74,7 +73,7 @@ class LocalHub:
         self._server.server_close()
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Variables that send a process of `huggingface_hub` here."""
+        """Returns the environment variables that connect `huggingface_hub` to this server."""
         return {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(home),
@@ -90,7 +89,7 @@ class LocalHub:
         return commit.files
 
     def add(self, repo_id: str, folder: Path, **options: Any) -> Repo:
-        """A repository with the files of a folder, as if it had been pushed."""
+        """Adds a repository with the files of a folder."""
         files = {
             str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
         }
@@ -99,12 +98,12 @@ class LocalHub:
         return repo
 
     def fail(self, pattern: str, status: int, times: int = 1, done: bool = False) -> None:
-        """Answers the next requests that match (`"PUT /lfs/"`) with an error; if `done`, after doing what they ask."""
+        """Answers the next requests that match `pattern` with an error; with `done`, after processing them."""
         self._failures.append([re.compile(pattern), status, times, done])
 
     @contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """The requests made within the block."""
+        """Yields a list that contains the requests of the block when it ends."""
         start = len(self.requests)
         seen: list[str] = []
         yield seen
@@ -170,7 +169,7 @@ def _upload_lfs(hub: LocalHub, found: re.Match, body: bytes, request: _Request) 
 
 
 def _of_repo(route: Any, writes: bool = False) -> Any:
-    """A route that needs a repository and the right to see (or change) it."""
+    """Wraps a route that requires a repository and read (or write) access to it."""
 
     def checked(hub: LocalHub, found: re.Match, body: bytes, request: _Request) -> Answer:
         kind = (found.groupdict().get("kind") or "").strip("/")
@@ -209,7 +208,7 @@ def _preupload(hub: LocalHub, repo: Repo, found: re.Match, body: bytes, request:
 
 
 def _oid(data: bytes, lfs: bool) -> str:
-    """SHA-256 of an LFS file, git's own hash of any other."""
+    """Returns the SHA-256 of an LFS file, or the git hash of any other file."""
     return hashlib.sha256(data).hexdigest() if lfs else hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
@@ -348,7 +347,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *args: Any) -> None:
-            """Nothing is printed."""
+            """Prints nothing."""
 
         def do_GET(self) -> None:
             split = urlsplit(self.path)

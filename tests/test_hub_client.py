@@ -1,4 +1,4 @@
-"""Publishing to and loading from a Hub, through the real client over loopback."""
+"""Uploads and downloads with the real Hub client and a local server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(hub, home, tmp_path_factory):
-    """A process with the package, whose Hub is this one."""
+    """A process with the package that uses the local server."""
     worker = Worker(hub.environment(home), tmp_path_factory.mktemp("client") / "log")
     yield worker
     worker.close()
@@ -75,7 +75,7 @@ def push(client, source, name, load=None, **options):
 
 
 def tag_with(client, name):
-    """What the pipeline says that `transformers` itself chooses."""
+    """Predicts with the pipeline that `transformers` chooses."""
     code = """
 import hf_xmc
 from transformers import pipeline

@@ -1,4 +1,4 @@
-"""A self-contained model where hf_xmc cannot be imported: the same labels and scores, from the code beside it."""
+"""Self-contained models without hf_xmc: the same labels and scores from the code beside the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stranger(hub, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["linear", "encoder", "ensemble"])
 def model(request):
-    """Name and folder of a model: a linear tagger, one with an encoder, and an ensemble with both in it."""
+    """Name and folder of a linear model, a model with an encoder, and an ensemble of both."""
     folders = {"linear": "model_folder", "encoder": "encoder_model_folder", "ensemble": "ensemble_folder"}
     return request.param, request.getfixturevalue(folders[request.param])
 
@@ -52,16 +52,16 @@ def test_the_package_cannot_be_imported_there(stranger):
         stranger.run("import hf_xmc")
 
 
-@pytest.mark.slow  # the loops of each model's own code are compiled
+@pytest.mark.slow  # compiles the kernels of each model's code
 def test_same_labels_and_scores(hub, stranger, model, exported, tmp_path):
     kind, folder = model
-    # All but one from the Hub, that one from its folder.
+    # One from its folder, the others from the Hub.
     name = str(exported) if kind == "encoder" else f"me/{kind}"
     hub.add(f"me/{kind}", exported)
     tagged, pipeline_module, model_module = stranger.run(TAG, name=name, texts=TEXTS)
     assert_same_tags(tagged, pipeline(str(folder), top_k=3)(TEXTS))
     assert pipeline_module.startswith("transformers_modules.") and model_module.startswith("transformers_modules.")
-    # Saved again from its own code, it is still whole.
+    # A model saved by its own code is complete.
     save = """
 from transformers import AutoModelForSequenceClassification, pipeline
 pipeline(model=name, trust_remote_code=True).save_pretrained(folder)
@@ -90,7 +90,7 @@ def test_the_copy_and_its_original(model, exported):
     config = json.loads((exported / "config.json").read_text())
     name = "XMCEnsemble" if kind == "ensemble" else "XMCForTextClassification"
     assert config["auto_map"]["AutoModel"] == f"pipeline_xmc.{name}"
-    assert not list(exported.glob("member-*/*.py"))  # the code is there once
+    assert not list(exported.glob("member-*/*.py"))  # only one copy of the code
     with pytest.raises(FileExistsError, match="exported"):
         export_model(folder, exported)
     with pytest.raises(FileNotFoundError, match="config.json"):
@@ -113,7 +113,7 @@ def test_saving_with_and_without_code(model, exported, tmp_path):
 @pytest.mark.parametrize("method", [method for method in ENCODER_METHODS if method != "xr-transformer"])
 def test_every_method(stranger, train, tmp_path, method):
     train(method=method, folder=tmp_path / "trained", level_steps=[2], save_strategy="no")
-    # All of one name: transformers takes the same code under the same name for the same, and compiles it once.
+    # Under one folder name, transformers reuses the code, which is compiled only once.
     export_model(tmp_path / "trained", tmp_path / "exported")
     tagged, _, model_module = stranger.run(TAG, name=str(tmp_path / "exported"), texts=TEXTS)
     assert_same_tags(tagged, pipeline(str(tmp_path / "trained"), top_k=3, batch_size=2)(TEXTS))
