@@ -2,7 +2,7 @@
 A Hub for tests: repositories in memory, served over HTTP to the real client.
 
 It answers the requests of `huggingface_hub` and `datasets` that create, fill, list and download repositories: commits
-with LFS, branches, pull requests, private and gated repositories. `requests` lists all requests; `fail` makes some fail.
+with LFS, branches, pull requests, private and gated repositories. `requests` lists them; `fail` makes some fail.
 """
 
 from __future__ import annotations
