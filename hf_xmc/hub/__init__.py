@@ -1,1 +1,1 @@
-"""Publishing: what a training leaves on record, model cards, self-contained copies, uploads."""
+"""Publishing: model cards, self-contained copies, uploads of models and datasets."""

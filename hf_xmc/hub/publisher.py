@@ -129,7 +129,7 @@ class Publisher:
 
     def push_checkpoint(self, folder: str) -> None:
         """
-        Uploads a checkpoint in the background, as `args.hub_strategy` says.
+        Uploads a checkpoint in the background according to `args.hub_strategy`.
 
         The base class uploads only the files that every model has, and a pickle.
         """

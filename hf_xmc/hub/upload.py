@@ -36,7 +36,8 @@ from .model_card import CARD_FILE, EVAL_RESULTS_FOLDER, write_model_card
 
 # Suffixes of the files that a model folder consists of, tokenizers and cards included. No pickles: loading one can
 # run any code.
-_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".md", ".png", ".py", ".jinja", ".tiktoken")
+_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".md", ".png", ".py", ".jinja", ".tiktoken", ".spm", ".codes")
+_NAMES = ("LICENSE", "NOTICE")
 # Checkpoints, temporary and hidden files; results, which the training record repeats without local paths.
 _PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
 _MEMBER = re.compile(r"member-\d+")
@@ -110,7 +111,7 @@ def publishable_files(folder: str | os.PathLike, ignore: Sequence[str] = ()) -> 
         is_stale = bool(_MEMBER.fullmatch(first)) and first not in members
         if is_private or is_stale or not path.is_file():
             continue
-        is_allowed = path.suffix in ((".yaml",) if is_result else _SUFFIXES)
+        is_allowed = path.name in _NAMES or path.suffix in ((".yaml",) if is_result else _SUFFIXES)
         (names if is_allowed else refused).append(name.as_posix())
     if refused:
         allowed = ", ".join(_SUFFIXES)
