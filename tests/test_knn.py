@@ -33,7 +33,7 @@ def indexed(features, targets, **options):
     return index_documents(features, targets, LabelTree.flat(targets.shape[1]), KNNArguments(**options))
 
 
-def slow_votes(query, documents, targets, count, power, terms):
+def slow_votes(query, documents, targets, count, exponent, terms):
     """Labels and scores of one document, best first; of equal scores the lower label first."""
     similarities = []
     for known in range(len(documents)):
@@ -46,13 +46,14 @@ def slow_votes(query, documents, targets, count, power, terms):
     votes: dict[int, float] = defaultdict(float)
     for known in voters[:count]:
         for label in np.flatnonzero(targets[known]):
-            votes[int(label)] += similarities[known] ** power
-    total = sum(similarities[known] ** power for known in voters[:count])
+            votes[int(label)] += similarities[known] ** exponent
+    total = sum(similarities[known] ** exponent for known in voters[:count])
     return {label: value / total for label, value in votes.items()}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"count": 3}, {"count": 1, "power": 1.0}, {"count": 7, "power": 2.5, "terms": 4}, {"terms": 0}]
+    "options",
+    [{}, {"count": 3}, {"count": 1, "exponent": 1.0}, {"count": 7, "exponent": 2.5, "terms": 4}, {"terms": 0}],
 )
 @pytest.mark.parametrize("top_k", [1, 5, 40])
 def test_votes_are_those_of_the_oracle(options, top_k):
@@ -125,7 +126,7 @@ def test_wrong_documents():
 
 def test_save_and_load_bit_equal(tmp_path):
     features, targets, queries = problem()
-    ranker = indexed(features, targets, count=9, power=3.0)
+    ranker = indexed(features, targets, count=9, exponent=3.0)
     ranker.save_pretrained(tmp_path)
     ranker.tree.save_pretrained(tmp_path)
     for again in (

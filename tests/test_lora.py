@@ -124,16 +124,9 @@ def test_it_learns(train, tmp_path):
     assert tuned > frozen + 0.05
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoder_lora_rank": -1}, "`lora_rank` must be at least 0"),
-        ({"encoder_lora_rank": 2, "encoder_lora_alpha": 0.0}, "`lora_alpha` must be greater than 0"),
-    ],
-)
-def test_wrong_options(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        encoder_arguments(tmp_path, **options)
+def test_wrong_options(tmp_path):
+    with pytest.raises(ValueError, match="encoder_lora_rank"):
+        encoder_arguments(tmp_path, encoder_lora_rank=-1)
 
 
 def test_without_peft(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.training.schedule: options, schedule, and the equations (5), (6) and (8) of a batch."""
+"""Tests of hf_xmc.training.schedule and level_data: XR-Transformer, eq. 5, 6 and 8."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 import numpy as np
 import oracles
 import pytest
+import torch
 from scipy.sparse import csr_matrix
 from small_problems import random_problem, uneven_tree
+from transformers import SchedulerType, get_scheduler
 
+from hf_xmc import XMCTrainingArguments
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.training.level_data import LevelData
-from hf_xmc.training.options import LevelArguments, per_level
 from hf_xmc.training.schedule import Schedule
 
 TREE = uneven_tree()
@@ -20,125 +22,85 @@ OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
 CHAIN = oracles.cluster_chain(OFFSETS)
 
 
-# ---- Options ----
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"loss": "hinge"}, "loss='hinge'.*bce, squared_hinge"),
-        ({"negatives": ["both", "none"]}, "negatives='none'.*tfn, man, both, all"),
-        ({"epochs": [1, -1]}, "`epochs` must not be negative"),
-        ({"epochs": [math.nan]}, "`epochs` must not be negative"),
-        ({"steps": [-1]}, "`steps` must not be negative"),
-        ({"learning_rate": [-1e-4]}, "`learning_rate` must not be negative"),
-        ({"head_learning_rate": -1.0}, "`head_learning_rate` must not be negative"),
-        ({"beam_size": [20, 0]}, "`beam_size` must be at least 1"),
-        ({"warmup": 1.0}, "`warmup` must be at least 0 and less than 1"),
-        ({"dropout": -0.1}, "`dropout` must be at least 0 and less than 1"),
-        ({"bootstrap_cost": 0.0}, "`bootstrap_cost` must be greater than 0"),
-        ({"negative_weight": -1.0}, "`negative_weight` must not be negative"),
-        ({"projection_learning_rate": -1.0}, "`projection_learning_rate` must not be negative"),
-        ({"min_lr_ratio": 1.1}, "`min_lr_ratio` must be between 0 and 1"),
-        ({"swa_start": 1.1}, "`swa_start` must be between 0 and 1"),
-        ({"swa_steps": 0}, "`swa_steps` must be at least 1"),
-        ({"bottleneck": -1}, "`bottleneck` must be at least 0"),
-        ({"negatives": ["dynamic"]}, "negatives='dynamic'.*set `joint`"),
-        ({"shrink": 0.5, "joint": True}, "`shrink` must be at least 1"),
-        ({"shrink": 2.0}, "`shrink` needs `joint`"),
-        ({"shrink": 2.0, "joint": True, "bottleneck": 4}, "goes without `bottleneck`"),
-        ({"shrink": 2.0, "joint": True, "negatives": "both"}, "`shrink` needs `negatives='tfn'`"),
-    ],
-    ids=str,
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        LevelArguments(**options)
-
-
-def test_one_value_may_come_without_a_list():
-    arguments = LevelArguments(epochs=2, learning_rate=1e-5, negatives="tfn", beam_size=(5, 6))
-    assert (arguments.epochs, arguments.learning_rate, arguments.steps) == ([2], [1e-5], None)
-    assert (arguments.negatives, arguments.beam_size) == (["tfn"], [5, 6])
-
-
-def test_one_value_for_all_levels_or_one_for_each():
-    assert per_level([7], 3, "steps") == [7, 7, 7]
-    assert per_level([1, 2, 3], 3, "steps") == [1, 2, 3]
-    for values in ([1, 2], [1, 2, 3, 4], []):
-        with pytest.raises(ValueError, match=f"`level_steps` has {len(values)} values, but 3 levels are trained"):
-            per_level(values, 3, "steps")
-
-
-@pytest.mark.parametrize(
-    "options, levels",
-    [
-        ({"indices": [3, 1]}, [1, 3]),
-        ({"indices": [-1]}, [3]),
-        ({"indices": [-3, 1, -1]}, [1, 3]),
-        ({"indices": [3], "max_nodes": 5}, [3]),
-    ],
-    ids=str,
-)
-def test_chosen_levels(options, levels):
-    assert LevelArguments(**options).choose_levels(TREE) == levels
-
-
-@pytest.mark.parametrize(
-    "together, options, levels, negatives",
-    [
-        (28, {}, [3], ["all"]),
-        (27, {}, [2, 3], ["all", "both"]),
-        (5, {}, [2, 3], ["both", "both"]),
-        (27, {"max_nodes": 6}, [2], ["all"]),
-        (5, {"indices": [1, 2, 3]}, [1, 2, 3], ["all", "both", "both"]),
-        (27, {"negatives": "tfn"}, [2, 3], ["tfn", "tfn"]),
-        (27, {"negatives": ["all", "man"]}, [2, 3], ["all", "man"]),
-    ],
-    ids=str,
-)
-def test_levels_and_negatives_by_the_nodes_that_can_be_scored_together(
-    together, options, levels, negatives, monkeypatch
-):
-    # The tree has 3, 6 and 28 nodes.
-    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", together)
-    arguments = LevelArguments(**options)
-    assert arguments.choose_levels(TREE) == levels
-    assert arguments.choose_negatives(TREE, levels) == negatives
-
-
-def test_a_tree_without_levels_above_the_labels(monkeypatch):
-    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 5)
-    assert LevelArguments().choose_levels(LabelTree.flat(9)) == [1]
-
-
-@pytest.mark.parametrize("options", [{"indices": [i]} for i in (0, 4, -4)] + [{"indices": []}], ids=str)
-def test_levels_that_are_not_there(options):
-    with pytest.raises(ValueError, match="levels 1 to 3"):
-        LevelArguments(**options).choose_levels(TREE)
-
-
-def test_a_limit_that_leaves_no_level():
-    with pytest.raises(ValueError, match="max_nodes"):
-        LevelArguments(max_nodes=2).choose_levels(TREE)
-
-
 # ---- Schedule ----
 
 
-def make_schedule(steps, warmup=0.0, rates=None):
+def make_schedule(steps, warmup_steps=0.0, rates=None, scheduler="linear"):
     rates = [1.0] * len(steps) if rates is None else rates
-    return Schedule(steps, rates, [10 * rate for rate in rates], warmup)
+    return Schedule(steps, rates, [10 * rate for rate in rates], warmup_steps=warmup_steps, scheduler=scheduler)
 
 
-def test_schedule_from_epochs_or_steps():
-    arguments = LevelArguments(epochs=[0, 0.5, 2], learning_rate=[1e-5], head_learning_rate=[1e-3, 2e-3, 3e-3])
-    schedule = Schedule.from_arguments(arguments, 3, steps_per_epoch=7)
-    assert schedule.steps == [0, round(3.5), 14] and schedule.ends == [0, 4, 18] and schedule.total == 18
-    assert schedule.learning_rates == [1e-5] * 3 and schedule.head_learning_rates == [1e-3, 2e-3, 3e-3]
-    assert Schedule.from_arguments(LevelArguments(steps=5, epochs=9), 2, 7).steps == [5, 5]
-    with pytest.raises(ValueError, match="`level_epochs` has 3 values, but 2 levels"):
-        Schedule.from_arguments(arguments, 2, 7)
+def planned(num_groups=1, steps_per_epoch=7, method="xr-transformer", **options):
+    args = XMCTrainingArguments("out", method=method, use_cpu=True, **options)
+    return Schedule.from_arguments(args, num_groups, steps_per_epoch)
+
+
+def test_one_pass_for_each_level_by_default():
+    schedule = planned(3)
+    assert schedule.steps == [7, 7, 7] and schedule.total == 21
+    assert schedule.learning_rates == [1e-4] * 3 and schedule.head_learning_rates == [5e-3] * 3
+    # A tenth of the steps is warmup; then the learning rate falls to 0.
+    assert planned(steps_per_epoch=20).warmup_steps == 0.1
+    rates = [planned(steps_per_epoch=20).learning_rate(step) for step in range(21)]
+    assert rates == pytest.approx([5e-5] + [1e-4 * (20 - step) / 18 if step > 1 else 1e-4 for step in range(1, 21)])
+
+
+@pytest.mark.parametrize(
+    "options, num_groups, steps",
+    [
+        ({"num_train_epochs": 3}, 1, [21]),
+        # By the preset the labels get twice as many steps as each level above.
+        ({"num_train_epochs": 3}, 2, [7, 14]),
+        ({"num_train_epochs": 4}, 3, [7, 7, 14]),
+        ({"num_train_epochs": 0}, 2, [0, 0]),
+        ({"num_train_epochs": 0.5}, 1, [round(3.5)]),
+        ({"max_steps": 10}, 1, [10]),
+        ({"max_steps": 10}, 2, [3, 7]),
+        ({"max_steps": 10, "num_train_epochs": 3}, 2, [3, 7]),
+        ({"max_steps": 1}, 2, [0, 1]),
+        ({"level_steps": 5}, 2, [5, 5]),
+        ({"level_steps": [5, 6], "level_epochs": 9}, 2, [5, 6]),
+        ({"level_epochs": [0, 0.5, 2]}, 3, [0, round(3.5), 14]),
+        ({"num_train_epochs": 3, "method": "lightxml"}, 1, [21]),
+    ],
+    ids=str,
+)
+def test_steps_of_the_levels(options, num_groups, steps):
+    schedule = planned(num_groups, **options)
+    assert schedule.steps == steps and schedule.ends == np.cumsum(steps).tolist()
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 10, 99, 1000])
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 5])
+@pytest.mark.parametrize("method", ["xr-transformer", "x-transformer"])
+def test_all_steps_are_shared_out(total, num_groups, method):
+    shares = [1] * (num_groups - 1) + [1 if method == "x-transformer" else 2]
+    for options in ({"max_steps": total}, {"num_train_epochs": total / 50}) if total else ({"num_train_epochs": 0},):
+        steps = planned(num_groups, 50, method, **options).steps
+        assert sum(steps) == total and len(steps) == num_groups
+        for number, share in zip(steps, shares, strict=True):
+            assert abs(number - total * share / sum(shares)) <= 1
+
+
+def test_learning_rates_of_the_levels():
+    schedule = planned(2, learning_rate=1e-5, level_head_learning_rate=[1e-3, 2e-3])
+    assert schedule.learning_rates == [1e-5] * 2 and schedule.head_learning_rates == [1e-3, 2e-3]
+    schedule = planned(2, learning_rate=1e-5, level_learning_rate=[3e-5, 4e-5], level_projection_learning_rate=1e-4)
+    assert schedule.learning_rates == [3e-5, 4e-5] and schedule.projection_learning_rates == [1e-4] * 2
+    for name in ("level_epochs", "level_steps", "level_learning_rate"):
+        with pytest.raises(ValueError, match=name):
+            planned(2, **{name: [1, 2, 3]})
+
+
+def test_values_that_are_set_after_construction():
+    # As a hyperparameter search does.
+    args = XMCTrainingArguments("out", method="xr-transformer", use_cpu=True)
+    args.num_train_epochs, args.learning_rate, args.warmup_steps = 2.0, 3e-4, 5
+    args.lr_scheduler_type, args.level_head_learning_rate = SchedulerType.COSINE, 1e-3
+    schedule = Schedule.from_arguments(args, 1, 7)
+    assert (schedule.steps, schedule.learning_rates, schedule.head_learning_rates) == ([14], [3e-4], [1e-3])
+    expected = [min((step + 1) / 5, 0.5 + 0.5 * math.cos(math.pi * max(0, step - 5) / 9)) for step in range(14)]
+    assert [schedule.factor(step) for step in range(14)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("steps", [[3, 2, 4], [0, 2, 3], [2, 0, 3], [2, 3, 0], [0, 0, 2], [0, 0, 0], [4]], ids=str)
@@ -150,10 +112,12 @@ def test_the_level_of_a_step(steps):
     assert schedule.index(schedule.total) == len(steps) - 1
 
 
-@pytest.mark.parametrize("warmup, planned", [(0.0, 5), (0.1, 20), (0.4, 10), (0.9, 10), (0.5, 1), (0.3, 2)])
+@pytest.mark.parametrize(
+    "warmup, planned", [(0.0, 5), (0.1, 20), (0.4, 10), (0.9, 10), (0.5, 1), (0.3, 2), (1, 5), (4, 10), (10, 10)]
+)
 def test_learning_rates_rise_and_fall_in_every_level(warmup, planned):
     schedule = make_schedule([3, planned, 0, planned], warmup, rates=[1.0, 2.0, 3.0, 4.0])
-    rising = max(1, round(warmup * planned))
+    rising = max(1, round(warmup * planned)) if warmup < 1 else warmup
     expected = []
     for done in range(planned):
         if done < rising:
@@ -168,25 +132,35 @@ def test_learning_rates_rise_and_fall_in_every_level(warmup, planned):
         assert heads == pytest.approx([10 * rate for rate in rates])
 
 
-@pytest.mark.parametrize("floor", [0.25, 1.0])
-def test_learning_rates_do_not_fall_below_their_floor(floor):
+@pytest.mark.parametrize(
+    "scheduler, expected",
+    [
+        ("linear", [0.5, 1, 1, 0.75, 0.5, 0.25, 0]),
+        ("cosine", [0.5, 1, *(0.5 + 0.5 * math.cos(math.pi * part) for part in (0, 0.25, 0.5, 0.75, 1))]),
+        ("constant", [1] * 7),
+        ("constant_with_warmup", [0.5, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_schedulers(scheduler, expected):
+    schedule = make_schedule([6], 2, scheduler=scheduler)
+    assert [schedule.factor(step) for step in range(7)] == pytest.approx(expected)
+    # Those of transformers start the warmup at 0 and are otherwise the same.
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_scheduler(scheduler, optimizer, num_warmup_steps=2, num_training_steps=6)
+    assert [theirs.lr_lambdas[0](step) for step in range(2, 7)] == pytest.approx(expected[2:])
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0])
+def test_learning_rates_do_not_fall_below_their_minimum(ratio):
     plain = make_schedule([10], 0.3)
-    schedule = Schedule([10], [2.0], [20.0], 0.3, [7.0], floor)
+    schedule = Schedule([10], [2.0], [20.0], [7.0], warmup_steps=0.3, min_lr_ratio=ratio)
     for step in range(10):
-        factor = floor + (1 - floor) * plain.factor(step)
+        factor = ratio + (1 - ratio) * plain.factor(step)
         assert schedule.learning_rate(step) == pytest.approx(2 * factor)
         assert schedule.head_learning_rate(step) == pytest.approx(20 * factor)
         assert schedule.projection_learning_rate(step) == pytest.approx(7 * factor)
     # Where nothing is said, projections learn as heads do.
     assert plain.projection_learning_rate(4) == plain.head_learning_rate(4)
-
-
-def test_levels_that_are_trained_together_have_one_schedule():
-    together = LevelArguments(joint=True, steps=5, projection_learning_rate=1e-4)
-    assert together.group_levels([1, 3]) == [[1, 3]] and LevelArguments().group_levels([1, 3]) == [[1], [3]]
-    assert Schedule.from_arguments(together, 1, 7).projection_learning_rates == [1e-4]
-    with pytest.raises(ValueError, match="`level_steps` has 2 values, but 1 levels"):
-        Schedule.from_arguments(LevelArguments(joint=True, steps=[5, 6]), 1, 7)
 
 
 def test_a_level_that_ends_early_is_followed_by_the_next():

@@ -91,7 +91,7 @@ def test_every_level_is_optimal_on_its_shortlist_equation_9(loss, negatives, bea
     features, targets = random_problem(seed=3, sparse=12, dense=2)
     truth, rows = targets.toarray(), as_rows(features)
     arguments = RankerArguments(
-        loss=loss, cost=2.0, negative_cost=0.5, cost_sensitive=True, negatives=negatives, train_beam_size=beam_size,
+        loss=loss, C=2.0, negative_cost=0.5, cost_sensitive=True, negatives=negatives, train_beam_size=beam_size,
         **EXACT,
     )  # fmt: skip
     weights = as_weights(train_ranker(features, targets, TREE, arguments))

@@ -20,7 +20,7 @@ from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, coll
 
 # To the optimum: no pruning, no rounding, no start from a prior.
 EXACT = {
-    "cost": 1.0, "negative_cost": None, "cost_sensitive": False, "bias_prior": 0.0, "prune_threshold": 0.0,
+    "C": 1.0, "negative_cost": None, "cost_sensitive": False, "bias_prior": 0.0, "prune_threshold": 0.0,
     "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000,
 }  # fmt: skip
 LOSSES = ["squared_hinge", "logistic"]
@@ -80,7 +80,7 @@ def test_optimum_of_scikit_learn(loss, dual, cost):
     features, targets = random_problem(seed=1, labels=20)
     targets = targets[:, :19]  # scikit-learn needs both classes
     truth, rows = targets.toarray(), as_rows(features)
-    ours = objectives(trained_weights(features, targets, loss=loss, cost=cost), rows, truth, loss, cost, cost)
+    ours = objectives(trained_weights(features, targets, loss=loss, C=cost), rows, truth, loss, cost, cost)
     weights = sklearn_weights(loss, rows, truth, cost, dual=dual)
     np.testing.assert_allclose(ours, objectives(weights, rows, truth, loss, cost, cost), rtol=1e-3)
 
@@ -90,7 +90,7 @@ def test_optimum_with_unequal_costs(loss):
     features, targets = random_problem(seed=2, labels=9)
     targets = targets[:, :8]
     truth, rows = targets.toarray(), as_rows(features)
-    weights = trained_weights(features, targets, loss=loss, cost=3.0, negative_cost=0.5)
+    weights = trained_weights(features, targets, loss=loss, C=3.0, negative_cost=0.5)
     ours = objectives(weights, rows, truth, loss, 3.0, 0.5)
     theirs = sklearn_weights(loss, rows, truth, 1.0, class_weight={1: 3.0, 0: 0.5})
     np.testing.assert_allclose(ours, objectives(theirs, rows, truth, loss, 3.0, 0.5), rtol=1e-3)
@@ -110,7 +110,7 @@ def test_optimum_of_equation_9(loss, cost, negative_cost, cost_sensitive, prior)
         loss_weights = cost_sensitive_weights(truth, cost, negative)
         assert len(np.unique(loss_weights)) > 2
     weights = trained_weights(
-        features, targets, loss=loss, cost=cost, negative_cost=negative_cost, cost_sensitive=cost_sensitive,
+        features, targets, loss=loss, C=cost, negative_cost=negative_cost, cost_sensitive=cost_sensitive,
         bias_prior=prior,
     )  # fmt: skip
     weights[:, -1] -= prior  # the stored bias includes it
@@ -128,7 +128,7 @@ def test_optimum_on_long_documents(loss, cost):
     rows = rng.normal(size=(60, 4)) * 8
     truth = (rows @ rng.normal(size=4) + rng.normal(size=60) * 8 > 0)[:, None].astype(np.float32)
     features = Features(None, rows)
-    weights = trained_weights(features, csr_matrix(truth), loss=loss, cost=cost, max_passes=100_000)
+    weights = trained_weights(features, csr_matrix(truth), loss=loss, C=cost, max_passes=100_000)
     ours = objectives(weights, as_rows(features), truth, loss, cost, cost)
     theirs = sklearn_weights(loss, as_rows(features), truth, cost, dual=False)
     np.testing.assert_allclose(ours, objectives(theirs, as_rows(features), truth, loss, cost, cost), rtol=1e-3)

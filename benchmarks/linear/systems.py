@@ -38,7 +38,7 @@ SYSTEMS: dict[str, System] = {
             "hf-xmc-eurlex57k",
             "hf-xmc",
             "worker_hf_xmc",
-            "xr-linear vector_power=1.5 ranker_cost=0.7 ranker_negative_cost=3.0 ranker_beam_size=20",
+            "xr-linear feature_power=1.5 ranker_C=0.7 ranker_negative_cost=3.0 ranker_beam_size=20",
             needs_setup=True,
         ),
         System(

@@ -13,8 +13,8 @@ import scipy.sparse as sp
 from .worker_common import Predict, load_matrix, serve
 
 WARM_UP_DOCUMENTS = 500
-POWER = "vector_power"
-LABEL_MAX_FEATURES = 1024  # the default of `XMCTrainingArguments`
+POWER = "feature_power"
+LABEL_MAX_FEATURES = 1024  # as in training/stages.py
 
 
 # ---- The calls to hf_xmc: everything that depends on its interface is in these three functions. ----
@@ -62,11 +62,14 @@ def load(model: str, threads: int, setting: str) -> Predict:
 
 def options_of(setting: str) -> dict[str, Any]:
     """Options of a setting: a method, then `name=value` for what differs from it, the value being JSON."""
-    from hf_xmc.training.presets import method_options
+    from hf_xmc.training.presets import method_preset
 
     method, *changes = setting.split()
     pairs = (change.split("=") for change in changes)
-    return {**method_options(method), **{name: json.loads(value) for name, value in pairs}}
+    preset = {
+        f"{part}_{name}": value for part, values in method_preset(method).items() for name, value in values.items()
+    }
+    return {**preset, **{name: json.loads(value) for name, value in pairs}}
 
 
 # ---- The rest follows the protocol. ----

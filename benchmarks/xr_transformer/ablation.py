@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@10")
 PREDICTORS = ("ranker", "heads", "both")
@@ -27,11 +28,16 @@ def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
         "frozen encoder": {**dynamic, "level_steps": [0]},
         "dynamic": dynamic,
         "static": {**dynamic, "level_negatives": ["both"]},
-        "two stages": {**dynamic, "level_negatives": ["both"], "level_joint": False, "level_steps": halves},
+        "two stages": {
+            **dynamic,
+            "level_negatives": ["both"],
+            "level_steps": halves,
+            "preset": {"level": {"joint": False}},
+        },
         "teacher forcing only": {**dynamic, "level_negatives": ["tfn"]},
         "all labels": {"level_steps": [steps], "level_negatives": ["all"]},
         "without averaging": {**dynamic, "level_swa_start": 1.0},
-        "without bottleneck": {**dynamic, "level_bottleneck": 0},
+        "without bottleneck": {**dynamic, "preset": {"level": {"bottleneck": 0}}},
         "one layer": {**dynamic, "encoder_pooling_layers": 1},
         "less dropout": {**dynamic, "level_dropout": 0.1},
         "without bootstrap": {**dynamic, "level_bootstrap": False},
@@ -43,8 +49,12 @@ def _aplc_xlnet(steps: int) -> dict[str, dict[str, Any]]:
     return {
         "frozen encoder": {"level_steps": [0]},
         "by mass": {"level_steps": [steps]},
-        "by count": {"level_steps": [steps], "tree_shares_of": "count", "tree_shares": [0.5, 0.25, 0.25]},
-        "shorter tails": {"level_steps": [steps], "level_shrink": 4.0},
+        "by count": {
+            "level_steps": [steps],
+            "tree_shares": [0.5, 0.25, 0.25],
+            "preset": {"tree": {"shares_of": "count"}},
+        },
+        "shorter tails": {"level_steps": [steps], "preset": {"level": {"shrink": 4.0}}},
         "without bootstrap": {"level_steps": [steps], "level_bootstrap": False},
     }
 
@@ -55,7 +65,7 @@ def _xr_transformer(steps: int) -> dict[str, dict[str, Any]]:
     two = {"level_indices": [-2, -1], "level_steps": [steps // 3, steps - steps // 3]}
     third = steps // 3
     return {
-        "frozen encoder": {"level_epochs": [0]},
+        "frozen encoder": {"num_train_epochs": 0},
         "labels only": flat,
         "two levels": two,
         "three levels": {"level_indices": [-3, -2, -1], "level_steps": [third, third, steps - 2 * third]},
@@ -142,11 +152,16 @@ def _run(
     train: Any, choose: Any, measure: Any, encoder: str, changes: dict[str, Any], linear: bool, options: dict[str, Any]
 ) -> dict[str, Any]:
     from hf_xmc import XMCTrainer, XMCTrainingArguments
+    from hf_xmc.training.presets import METHODS
 
+    preset = METHODS[options["method"]]
+    # Fields that are not options are changed in the preset, for this training.
+    changed = {part: {**preset.get(part, {}), **values} for part, values in changes.get("preset", {}).items()}
+    changes = {name: value for name, value in changes.items() if name != "preset"}
     common: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
     common |= {"seed": options["seed"]} if linear else {"predict_with": "both", **changes, **options}
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with patch.dict(preset, changed), tempfile.TemporaryDirectory() as folder:
         trainer = XMCTrainer(
             model=None if linear else encoder,
             args=XMCTrainingArguments(folder, **common),
@@ -162,7 +177,7 @@ def _run(
         values = trainer.evaluate(measure)
         measured[predictor] = {name: values[f"eval_{name}"] for name in METRICS}
     return {
-        "options": changes,
+        "options": {**changes, **changed},
         "seconds": seconds,
         "stages": {name: value for name, value in output.metrics.items() if name.endswith("_seconds")},
         "heads_weight": trainer.model.config.heads_weight,

@@ -37,7 +37,8 @@ def fit(
 
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
-    levels = {"level_indices": [-1], "level_steps": [options.steps]}
+    # Further options may train other levels, with `level_steps` for each.
+    steps = {} if "level_steps" in options.hf_xmc else {"max_steps": options.steps}
     arguments = XMCTrainingArguments(
         model,
         method="xr-transformer",
@@ -50,9 +51,9 @@ def fit(
         disable_tqdm=True,
         save_strategy="no",
         report_to="none",
-        **{**levels, **options.hf_xmc},
+        **{"level_indices": -1, **steps, **options.hf_xmc},
     )
-    if sum(arguments.level_steps or []) != options.steps:
+    if np.sum(arguments.level_steps or arguments.max_steps) != options.steps:
         raise ValueError(f"`level_steps={arguments.level_steps}` are not the {options.steps} steps of the others.")
     parts: defaultdict[str, float] = defaultdict(float)
 
@@ -72,7 +73,7 @@ def fit(
     runtime = trainer.train().metrics["train_runtime"]
     return {
         "parts_s": {**parts, "fine-tuning": runtime - sum(parts.values())},
-        "level_steps": arguments.level_steps,
+        "level_steps": arguments.level_steps or arguments.max_steps,
         "tree": trainer.model.config.level_sizes,
     }
 

@@ -1,11 +1,11 @@
-"""Options of the commands: recipes, flags and what they share."""
+"""Options of the commands: data, recipes and flags."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,68 +19,51 @@ from ..data import load_sample, load_xmc_dataset
 from ..data.readers import join_splits, split_names
 from ..modeling_utils import PredictMixin
 from ..serialization import resolve_file
+from ..training.options import explain_old_name
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
 class DataArguments:
-    """
-    What data a model is trained on.
-
-    Args:
-        dataset (`str`, *optional*):
-            Folder, file or id on the Hub, see [`load_xmc_dataset`]; `sample` is the set inside the package.
-        column_mapping (`dict` or `str`, *optional*):
-            The data's column → `text`, `labels`, `feature_ids` or `feature_values`; as JSON on the command line.
-        label_delimiter (`str`, *optional*):
-            What separates labels in a column of strings.
-        label_texts (`bool`, *optional*, defaults to `False`):
-            Whether to read the labels' own texts from the folder (`labels.parquet` or `output-items.txt`).
-        train_split (`str`, *optional*, defaults to `"train"`):
-            Split to train on, or several: `train+validation` once all options are chosen.
-        validation_split (`str`, *optional*):
-            Split that training may look at: to follow its progress, to stop early, to weigh heads and ranker.
-        eval_split (`str`, *optional*):
-            Split to measure on afterwards.
-    """
+    """The data that a model is trained and measured on."""
 
     dataset: str | None = field(
-        default=None, metadata={"help": "Folder, file or Hub id; `sample` is the set inside the package."}
+        default=None, metadata={"help": "Folder, file or Hub id of the data; `sample` is the bundled dataset."}
     )
     column_mapping: dict | str | None = field(
-        default=None, metadata={"help": 'The data\'s columns as JSON: {"title": "text", "subjects": "labels"}.'}
+        default=None, metadata={"help": 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'}
     )
-    label_delimiter: str | None = field(default=None, metadata={"help": "What separates labels in a string column."})
-    label_texts: bool = field(default=False, metadata={"help": "Read the labels' texts from the folder."})
+    label_delimiter: str | None = field(default=None, metadata={"help": "Separator of labels in a string column."})
+    label_texts: bool = field(
+        default=False, metadata={"help": "Read the texts of the labels from the folder (labels.parquet or .csv)."}
+    )
     train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
-        default=None, metadata={"help": "Split that training may look at to choose what it can choose."}
+        default=None, metadata={"help": "Split for evaluation during training, early stopping and `heads_weight`."}
     )
     eval_split: str | None = field(default=None, metadata={"help": "Split to measure on after training."})
 
     def __post_init__(self) -> None:
         if not self.dataset:
-            raise ValueError(
-                "There is no data to train on: write `dataset: ...` in the recipe or give `--dataset PATH`."
-            )
+            raise ValueError("`dataset` is missing: write `dataset: ...` in the recipe or give `--dataset PATH`.")
         if isinstance(self.column_mapping, str):
             self.column_mapping = parse_mapping(self.column_mapping)
         for option in ("validation_split", "eval_split"):
             self._check_unseen(option)
 
     def _check_unseen(self, option: str) -> None:
-        """Refuses to judge a model by documents that it is trained on."""
-        given = getattr(self, option)
-        shared = set(split_names(given)) & set(split_names(self.train_split)) if given else set()
+        """Refuses to measure on training documents."""
+        split = getattr(self, option)
+        shared = set(split_names(split)) & set(split_names(self.train_split)) if split else set()
         if shared:
             raise ValueError(
-                f"`train_split: {self.train_split}` and `{option}: {given}` share {', '.join(sorted(shared))}: what a "
-                f"model is trained on says nothing about its quality. Change one of them; --{option} '' is none."
+                f"`train_split: {self.train_split}` and `{option}: {split}` share {', '.join(sorted(shared))}. "
+                f"Measure on documents that are not trained on; --{option} '' sets no split."
             )
 
     def load(self, split: str) -> Dataset:
-        """One split of the data."""
+        """Loads one split."""
         assert self.dataset is not None and not isinstance(self.column_mapping, str)
         return load_split(self.dataset, split, self.column_mapping, self.label_delimiter)
 
@@ -92,11 +75,11 @@ def load_split(
     label_delimiter: str | None = None,
     require_labels: bool = True,
 ) -> Dataset:
-    """One split of a dataset, which may be the bundled sample."""
+    """Loads one split of a dataset; `sample` is the bundled one."""
     if path == "sample":
         splits = load_sample()
         if column_mapping or label_delimiter:
-            raise ValueError("The sample has its columns already: it takes no column mapping and no delimiter.")
+            raise ValueError("`sample` takes no `column_mapping` and no `label_delimiter`.")
         names = split_names(str(split))
         if not set(names) <= set(splits):
             raise ValueError(f"The sample has no split `{split}`; it has {', '.join(splits)}.")
@@ -116,12 +99,12 @@ def load_model(name_or_path: str, dtype: str | None = None) -> Any:
     resolve_file(name_or_path, CONFIG_NAME)
     model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}))
     if not isinstance(model, PredictMixin):
-        raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, no model of hf_xmc.")
+        raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, not a model of hf_xmc.")
     return model
 
 
 def parse_mapping(text: str) -> dict[str, str]:
-    """A column mapping from JSON."""
+    """Reads a column mapping from JSON."""
     try:
         mapping = json.loads(text)
     except ValueError as error:
@@ -129,8 +112,22 @@ def parse_mapping(text: str) -> dict[str, str]:
             f'The column mapping {text!r} is not JSON ({error}). Write \'{{"title": "text"}}\'.'
         ) from error
     if not isinstance(mapping, dict):
-        raise ValueError(f'The column mapping {text!r} is no mapping. Write \'{{"title": "text"}}\'.')
+        raise ValueError(f'The column mapping {text!r} is not a JSON object. Write \'{{"title": "text"}}\'.')
     return mapping
+
+
+class OptionFormatter(argparse.HelpFormatter):
+    """Shows each option in one line where possible, with the first sentence of its help."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=118)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return action.option_strings[0]
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = (action.help or "").split(". ")[0].rstrip(".")
+        return f"{text} ({', '.join(map(str, action.choices))})" if action.choices else text
 
 
 class RecipeParser(HfArgumentParser):
@@ -140,15 +137,33 @@ class RecipeParser(HfArgumentParser):
     Args:
         dataclass_types (`Sequence[type]`):
             The dataclasses.
+        help_groups (`Mapping[str, Sequence[str]]`):
+            Titles and options of the groups that `--help` shows.
         kwargs:
             Passed to `argparse.ArgumentParser`.
     """
 
-    def __init__(self, dataclass_types: Sequence[type], **kwargs: Any) -> None:
+    def __init__(
+        self, dataclass_types: Sequence[type], help_groups: Mapping[str, Sequence[str]], **kwargs: Any
+    ) -> None:
         # Not the default formatter of the base class: an option's default may come from the recipe or the method.
-        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.HelpFormatter, **kwargs}
+        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": OptionFormatter, **kwargs}
         super().__init__(list(dataclass_types), **options)  # type: ignore[arg-type]
         self.add_argument("--config", metavar="RECIPE", help="Recipe: a YAML file of these options.")
+        self.help_groups = help_groups
+
+    def format_help(self) -> str:
+        """The help with the options of `help_groups`."""
+        formatter = self._get_formatter()
+        formatter.add_usage("%(prog)s [--config RECIPE] [--option value ...]", [], [])
+        formatter.add_text(self.description)
+        actions = {action.dest: action for action in self._actions}
+        for title, names in self.help_groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments([actions[name] for name in names])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
         """The dataclasses, filled."""
@@ -159,20 +174,24 @@ class RecipeParser(HfArgumentParser):
         namespace, unknown = self.parse_known_args([*flags, *rest])
         if unknown:
             known = [option for action in self._actions for option in action.option_strings]
-            raise ValueError(f"`{unknown[0]}` is no option.{closest(unknown[0].split('=')[0], known)}")
+            flag = unknown[0].split("=")[0]
+            raise ValueError(
+                explain_old_name(flag.removeprefix("--").replace("-", "_"))
+                or f"`{flag}` is not an option.{closest(flag, known)}"
+            )
         values = vars(namespace)
         return tuple(
-            kind(**{found.name: values[found.name] for found in fields(kind) if found.init})
+            kind(**{declared.name: values[declared.name] for declared in fields(kind) if declared.init})
             for kind in self.dataclass_types
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises; the base class would print the usage of all options, a page or two, before it exits."""
+        """Raises an error; the base class would print the usage and exit."""
         raise ValueError(message)
 
     def _recipe_flags(self, path: str) -> list[str]:
-        """The recipe as flags, so that values are checked alike wherever they come from."""
-        names = [found.name for kind in self.dataclass_types for found in fields(kind) if found.init]
+        """The recipe as flags, so that all values are parsed the same way."""
+        names = [declared.name for kind in self.dataclass_types for declared in fields(kind) if declared.init]
         flags: list[str] = []
         for key, value in read_recipe(path, names).items():
             if isinstance(value, list):
@@ -182,32 +201,24 @@ class RecipeParser(HfArgumentParser):
         return flags
 
 
-def read_recipe(path: str, names: Iterable[str]) -> dict[str, Any]:
-    """
-    Reads a recipe.
-
-    Args:
-        path (`str`):
-            YAML file.
-        names (`Iterable[str]`):
-            The keys it may have.
-    """
+def read_recipe(path: str, names: Sequence[str]) -> dict[str, Any]:
+    """Reads a recipe, a YAML file whose keys are among `names`."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no recipe `{path}`.")
+        raise FileNotFoundError(f"The recipe `{path}` does not exist.")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"`{path}` is not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"`{path}` is no recipe: write one `name: value` per line.")
-    names = list(names)
+        raise ValueError(f"`{path}` is not a recipe: write one `name: value` per line.")
     for key in content:
         if key not in names:
-            raise ValueError(f"`{path}` has the key `{key}`, which is no option.{closest(str(key), names)}")
+            reason = explain_old_name(str(key)) or f"`{key}` is not an option.{closest(str(key), names)}"
+            raise ValueError(f"{path}: {reason}")
     return content
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """A hint at the name that was meant, where there is one."""
+    """A hint at the most similar name, if any."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f" Did you mean `{close[0]}`?" if close else ""

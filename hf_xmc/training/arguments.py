@@ -3,117 +3,193 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import functools
 import math
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import torch
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from ..modeling_xmc import PREDICT_WITH
 from ..tfidf import TfidfFeaturizer
 from ..utils import count_threads
 from .label_features import ENCODER_LABEL_FEATURES, LABEL_FEATURES
-from .options import EncoderArguments, KNNArguments, LevelArguments, RankerArguments, TreeArguments
-from .presets import ENCODER_METHODS, METHODS, method_options
+from .options import (
+    EncoderArguments,
+    KNNArguments,
+    LevelArguments,
+    Part,
+    RankerArguments,
+    TfidfArguments,
+    TreeArguments,
+    default_of,
+    explain_old_name,
+    option,
+    options_of,
+)
+from .presets import ENCODER_METHODS, METHODS, method_preset
+from .schedule import SCHEDULERS
 
-# Options `<prefix>_<name>` are the arguments `<name>` of these parts, which hold their defaults.
-_PARTS: dict[str, type] = {
-    "tfidf": TfidfFeaturizer,
-    "tree": TreeArguments,
-    "ranker": RankerArguments,
-    "knn": KNNArguments,
-    "encoder": EncoderArguments,
-    "level": LevelArguments,
-}
-# Options of the base class that a schedule of levels has no use for, and what there is in their place.
-_REPLACED = {
-    "num_train_epochs": "level_epochs",
-    "max_steps": "level_steps",
-    "learning_rate": "level_learning_rate",
-    "warmup_steps": "level_warmup",
-    "lr_scheduler_type": "level_min_lr_ratio",
-}
-# Those that have a version for rows of large heads.
+# Optimizers with a version for the sparse rows of large heads.
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
-# One seed, `seed`, serves all parts.
-_SEEDS = {"tree": "tree_seed", "ranker": "ranker_seed"}
-
-
-def _taken_over(part: type, name: str) -> Any:
-    """A field with the help and the choices it has in `part`. `None` stands for the value of the method."""
-    (found,) = (found for found in dataclasses.fields(part) if found.name == name)
-    return field(default=None, metadata=dict(found.metadata))
-
-
-def _default(part: type, name: str, parameter: inspect.Parameter) -> Any:
-    """Default of a part's argument; that of a list is made anew."""
-    if dataclasses.is_dataclass(part):
-        (found,) = (found for found in dataclasses.fields(part) if found.name == name)
-        if found.default_factory is not dataclasses.MISSING:
-            return found.default_factory()
-    return parameter.default
-
-
-def _tfidf(help_text: str, **metadata: Any) -> Any:
-    return field(default=None, metadata={"help": help_text, **metadata})
+# Options of the base class that belong to the record of a training.
+_STANDARD_OPTIONS = (
+    "seed",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "weight_decay",
+)
 
 
 @dataclass
-class XMCTrainingArguments(TrainingArguments):
+class GeneralArguments(Part):
+    """Options of the training as a whole."""
+
+    prefix: ClassVar[str] = ""
+
+    method: str = option("xr-linear", "Preset of options. Options set explicitly win over it.", choices=tuple(METHODS))
+    overwrite: bool = option(False, "Replace a finished model in `output_dir`.")
+    features: str | None = option(
+        None,
+        "Train on the texts (TF-IDF) or the vectors of the dataset; by default on texts if it has any.",
+        choices=("text", "vectors"),
+    )
+    feature_power: float = option(
+        1.0,
+        "Power of the feature values, TF-IDF weights or vectors. 0.5 damps repeated terms in raw counts; 1.25 to 1.5 "
+        "gives more weight to the heaviest terms of TF-IDF.",
+        above=0,
+    )
+    label_features: str = option(
+        "pifa",
+        "Features of the labels for the tree. `pifa`: TF-IDF of the documents of a label; `text`: TF-IDF of its text; "
+        "`both`; with an encoder also `embedding` (vectors of the documents of a label, before fine-tuning) and "
+        "`text-embedding` (the vector of its text).",
+        choices=LABEL_FEATURES,
+    )
+    label_text_weight: float = option(
+        0.0,
+        "Norm of the label texts as further training documents of the ranker; 0 for none. Documents have norm 1. "
+        "About 0.5 is good if documents use the names of labels, above all for rare labels.",
+        least=0,
+        below=math.inf,
+    )
+    refine_tree: bool = option(
+        False, "Build a new tree for the ranker from TF-IDF and the fine-tuned encoder's vectors."
+    )
+    predict_with: str | None = option(
+        None,
+        "What predicts. With `heads` no ranker is trained. By default both if the method has heads, else the ranker.",
+        choices=PREDICT_WITH,
+    )
+    heads_weight: float | None = option(
+        None,
+        "Weight of the heads beside the ranker, 0 to 1; by default the best on the `eval_dataset`. Without such a "
+        "dataset it is 0.2.",
+        least=0,
+        most=1,
+    )
+    embedding_scale: float = option(
+        0.7, "Norm of the encoder's vector beside TF-IDF, which has norm 1, in the ranker.", above=0
+    )
+    embedding_cache: str | None = option(None, "Folder that caches the encoder's vectors for later runs.")
+    widget_examples: bool = option(
+        False, "Show three texts of the data in the model card. The card is published: the texts must not be private."
+    )
+    num_threads: int | None = option(
+        None, "Number of threads; all cores by default. It does not change the results.", least=1
+    )
+    eval_ks: list[int] | None = option(None, "Cutoffs k of the metrics; by default those of `XMCMetrics`.", least=1)
+
+
+PARTS: dict[str, type[Part]] = {
+    part.prefix: part
+    for part in (
+        GeneralArguments,
+        TfidfArguments,
+        TreeArguments,
+        RankerArguments,
+        KNNArguments,
+        EncoderArguments,
+        LevelArguments,
+    )
+}
+
+
+def _flat_fields() -> list[tuple[str, Any, Any]]:
+    """Name, type and declaration of the options of all parts, for `make_dataclass`."""
+    fields = []
+    for prefix, part in PARTS.items():
+        hints = get_type_hints(part)
+        for declared in options_of(part):
+            kind = hints[declared.name]
+            # The command line reads one value or several as a list.
+            kind = next((member for member in get_args(kind) if get_origin(member) is list), kind)
+            metadata = {name: declared.metadata[name] for name in ("help", "choices") if name in declared.metadata}
+            # `None` stands for the value of the method or the default of the part.
+            default = None if prefix else default_of(declared)
+            kind = kind | None if default is None else kind
+            fields.append((f"{prefix}{declared.name}", kind, field(default=default, metadata=metadata)))
+    return fields
+
+
+def _with_own_options(cls: type) -> Any:
+    """Completes the docstring of the arguments, and explains names of options of earlier versions."""
+    lines = []
+    for prefix, part in PARTS.items():
+        for declared in options_of(part):
+            kind, default = str(declared.type).removesuffix(" | None"), default_of(declared)
+            ending = "" if default is None else f", defaults to `{default!r}`"
+            lines.append(f"        {prefix}{declared.name} (`{kind}`, *optional*{ending}):")
+            lines += textwrap.wrap(declared.metadata["help"], 107, initial_indent=" " * 12, subsequent_indent=" " * 12)
+    cls.__doc__ = str(cls.__doc__).replace("        (own options)", "\n".join(lines))
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            explanation = explain_old_name(name)
+            if explanation is not None:
+                raise TypeError(explanation)
+        init(self, *args, **kwargs)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+if TYPE_CHECKING:
+
+    class _OwnOptions:
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _OwnOptions = dataclasses.make_dataclass("_OwnOptions", _flat_fields())
+
+
+@_with_own_options
+@dataclass
+class XMCTrainingArguments(_OwnOptions, TrainingArguments):
     """
     Options of [`XMCTrainer`]: those of [`~transformers.TrainingArguments`] and the ones below.
 
-    In place of `num_train_epochs`, `max_steps`, `learning_rate`, `warmup_steps` and `lr_scheduler_type`, which are
-    errors here, there are `level_epochs`, `level_steps`, `level_learning_rate`, `level_warmup`, `level_min_lr_ratio`.
+    Standard options have their usual meaning. `num_train_epochs` are passes over the data in all and `max_steps` steps
+    in all, shared out over the levels of the label tree that are trained one after the other; by default (-1) each
+    level gets one pass, and 0 leaves the encoder as it is. `learning_rate` is the highest one of the encoder.
+    `warmup_steps` (a number below 1 is a ratio) and `lr_scheduler_type` (`linear`, `cosine`, `constant` or
+    `constant_with_warmup`) apply to each level. Options `level_*` override them for single levels.
 
-    Options that begin with `tfidf_`, `tree_`, `ranker_`, `knn_`, `encoder_` and `level_` are the arguments of
-    [`TfidfFeaturizer`], `TreeArguments`, `RankerArguments`, `KNNArguments`, `EncoderArguments` and
-    `LevelArguments`, where they are explained and have their defaults. One that is left out (`None`) gets the value of
-    the method's preset, or else that default; after construction each option holds the value that is used.
+    An option that is not set gets the value of the method's preset, or else its default; after construction each
+    option holds the value that is used.
 
     Args:
-        method (`str`, *optional*, defaults to `"xr-linear"`):
-            Preset: `xr-transformer`, `x-transformer`, `lightxml`, `aplc-xlnet`, `xr-linear`, `parabel`, `bonsai`,
-            `dismec` or `knn`. What is given explicitly wins over it.
-        overwrite (`bool`, *optional*, defaults to `False`):
-            Whether training may replace a finished model in `output_dir`.
-        features (`str`, *optional*):
-            `"text"` (TF-IDF of the texts) or `"vectors"` (those of the dataset); text by default where there is any.
-        vector_power (`float`, *optional*, defaults to 1.0):
-            Power that the values of given vectors are raised to: 0.5 damps terms that one document repeats where the
-            vectors hold raw counts, 1.5 makes the heaviest terms of TF-IDF weigh more.
-        label_features (`str`, *optional*, defaults to `"pifa"`):
-            What places a label in the tree: `"pifa"` (TF-IDF of the documents that carry it), `"text"` (TF-IDF of its
-            own text) or `"both"`; with an encoder also `"embedding"` (vectors of the documents that carry it, of the
-            encoder as it comes) or `"text-embedding"` (such a vector of its own text).
-        label_max_features (`int`, *optional*, defaults to `1024`):
-            Largest entries kept of each label's PIFA vector; `None` or 0 keeps all.
-        label_text_weight (`float`, *optional*, defaults to 0.0):
-            Length of the labels' own texts as further training documents of the ranker, each with its one label,
-            beside documents of length 1; 0 leaves them out. About 0.5 is good where texts of labels are names that
-            documents use as well, most of all for rare labels.
-        refine_tree (`bool`, *optional*, defaults to `False`):
-            Whether the ranker of a model with an encoder gets a tree of its own, built from TF-IDF and the trained
-            encoder's vectors.
-        predict_with (`str`, *optional*):
-            What predicts: `"ranker"`, `"heads"` (no ranker is trained then) or `"both"`.
-        heads_weight (`float`, *optional*):
-            Part of the heads in a label's score where both predict, 0 to 1. By default the best on the `eval_dataset`;
-            a fifth where there is none.
-        embedding_scale (`float`, *optional*, defaults to 0.7):
-            Length of the encoder's vector beside TF-IDF, whose length is 1, in the ranker.
-        embedding_cache (`str`, *optional*):
-            Folder that keeps the vectors of documents, by content, for later runs.
-        widget_examples (`bool`, *optional*, defaults to `False`):
-            Whether the card of the model shows three texts of the data, to try it on. A card is published with its
-            model: the texts must not be private.
-        num_threads (`int`, *optional*):
-            Threads for features, tree and ranker; all cores by default. Results do not depend on it.
-        eval_ks (`list[int]`, *optional*):
-            Lengths of the ranking at which to measure; by default those of [`XMCMetrics`].
+        (own options)
 
     Example:
 
@@ -123,279 +199,183 @@ class XMCTrainingArguments(TrainingArguments):
     ```
     """
 
-    method: str = field(default="xr-linear", metadata={"help": "Preset of options.", "choices": tuple(METHODS)})
+    num_train_epochs: float = field(
+        default=-1.0, metadata={"help": "Passes over the data in all; by default one for each trained level."}
+    )
+    max_steps: int = field(
+        default=-1, metadata={"help": "Steps of the optimizer in all; overrides `num_train_epochs`."}
+    )
+    learning_rate: float = field(default=1e-4, metadata={"help": "Highest learning rate of the encoder."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Warmup steps of each level; a number below 1 is a ratio of its steps."}
+    )
+    lr_scheduler_type: str = field(
+        default="linear", metadata={"help": "Schedule of the learning rates in each level.", "choices": SCHEDULERS}
+    )
     train_sampling_strategy: str = field(
         default="group_by_length",
         metadata={"help": "Order of documents: random, sequential, group_by_length (random, with less padding)."},
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace a finished model in output_dir."})
-    features: str | None = field(
-        default=None,
-        metadata={
-            "help": "Train on text or vectors; text by default if there is any.",
-            "choices": ("text", "vectors"),
-        },
-    )
-    vector_power: float = field(
-        default=1.0, metadata={"help": "Power that the values of given vectors are raised to."}
-    )
-    label_features: str = field(
-        default="pifa", metadata={"help": "What places a label in the tree.", "choices": LABEL_FEATURES}
-    )
-    label_max_features: int | None = field(
-        default=1024, metadata={"help": "Largest entries kept of each label's PIFA vector; 0 keeps all."}
-    )
-    label_text_weight: float = field(
-        default=0.0, metadata={"help": "Length of the labels' texts as documents of the ranker; 0 leaves them out."}
-    )
-    refine_tree: bool = field(
-        default=False, metadata={"help": "Build a new tree for the ranker after the encoder is trained."}
-    )
-    predict_with: str | None = field(
-        default=None, metadata={"help": "What predicts: ranker, heads or both.", "choices": PREDICT_WITH}
-    )
-    heads_weight: float | None = field(
-        default=None, metadata={"help": "Part of the heads in a score; by default chosen on the eval_dataset."}
-    )
-    embedding_scale: float = field(
-        default=0.7, metadata={"help": "Length of the encoder's vector beside TF-IDF in the ranker."}
-    )
-    embedding_cache: str | None = field(
-        default=None, metadata={"help": "Folder that keeps vectors of documents for later runs."}
-    )
-    widget_examples: bool = field(
-        default=False, metadata={"help": "Show three texts of the data in the card, which is published."}
-    )
-    num_threads: int | None = field(default=None, metadata={"help": "Threads to use; all cores by default."})
-    eval_ks: list[int] | None = field(default=None, metadata={"help": "Lengths of the ranking to measure at."})
-
-    tfidf_analyzer: str | None = _tfidf("n-grams of words or of characters.", choices=("word", "char_wb"))
-    tfidf_ngram_range: list[int] | None = _tfidf("Smallest and largest n of the n-grams.")
-    tfidf_min_df: int | None = _tfidf("Documents that a term must be in.")
-    tfidf_max_features: int | None = _tfidf("Terms to keep, the most frequent ones; 0 keeps all.")
-    tfidf_sublinear_tf: bool | None = _tfidf("Count 1 + log(n) for a term that occurs n times.")
-    tfidf_lowercase: bool | None = _tfidf("Ignore case.")
-    tfidf_lead_words: int | None = _tfidf("First words of a document whose terms have features of their own; 0: none.")
-    tfidf_lead_weight: float | None = _tfidf("Length of these features in proportion to the others.")
-    tfidf_power: float | None = _tfidf("Power that weights are raised to; more than 1 favours the heaviest terms.")
-    tfidf_time_pattern: str | None = _tfidf(
-        "Pattern of dates, with a group `year`: terms have features by time as well."
-    )
-    tfidf_time_span: float | None = _tfidf("Years over which the features by time change.")
-    tfidf_time_weight: float | None = _tfidf("Length of the features by time in proportion to the others.")
-
-    tree_clustering: str | None = _taken_over(TreeArguments, "clustering")
-    tree_branching: int | None = _taken_over(TreeArguments, "branching")
-    tree_max_leaf_size: int | None = _taken_over(TreeArguments, "max_leaf_size")
-    tree_max_depth: int | None = _taken_over(TreeArguments, "max_depth")
-    tree_kmeans_iterations: int | None = _taken_over(TreeArguments, "kmeans_iterations")
-    tree_shares: list[float] | None = _taken_over(TreeArguments, "shares")
-    tree_shares_of: str | None = _taken_over(TreeArguments, "shares_of")
-
-    ranker_loss: str | None = _taken_over(RankerArguments, "loss")
-    ranker_cost: float | None = _taken_over(RankerArguments, "cost")
-    ranker_negative_cost: float | None = _taken_over(RankerArguments, "negative_cost")
-    ranker_cost_sensitive: bool | None = _taken_over(RankerArguments, "cost_sensitive")
-    ranker_negatives: str | None = _taken_over(RankerArguments, "negatives")
-    ranker_matcher: str | None = _taken_over(RankerArguments, "matcher")
-    ranker_train_beam_size: int | None = _taken_over(RankerArguments, "train_beam_size")
-    ranker_ranking: str | None = _taken_over(RankerArguments, "ranking")
-    ranker_beam_size: int | None = _taken_over(RankerArguments, "beam_size")
-    ranker_prune_threshold: float | None = _taken_over(RankerArguments, "prune_threshold")
-    ranker_weight_dtype: str | None = _taken_over(RankerArguments, "weight_dtype")
-    ranker_max_passes: int | None = _taken_over(RankerArguments, "max_passes")
-    ranker_tolerance: float | None = _taken_over(RankerArguments, "tolerance")
-    ranker_bias_prior: float | None = _taken_over(RankerArguments, "bias_prior")
-
-    knn_count: int | None = _taken_over(KNNArguments, "count")
-    knn_power: float | None = _taken_over(KNNArguments, "power")
-    knn_terms: int | None = _taken_over(KNNArguments, "terms")
-
-    encoder_name: str | None = _taken_over(EncoderArguments, "name")
-    encoder_max_length: int | None = _taken_over(EncoderArguments, "max_length")
-    encoder_long_text: str | None = _taken_over(EncoderArguments, "long_text")
-    encoder_max_windows: int | None = _taken_over(EncoderArguments, "max_windows")
-    encoder_pooling: str | None = _taken_over(EncoderArguments, "pooling")
-    encoder_pooling_layers: int | None = _taken_over(EncoderArguments, "pooling_layers")
-    encoder_attn_implementation: str | None = _taken_over(EncoderArguments, "attn_implementation")
-    encoder_dropout: float | None = _taken_over(EncoderArguments, "dropout")
-    encoder_lora_rank: int | None = _taken_over(EncoderArguments, "lora_rank")
-    encoder_lora_alpha: float | None = _taken_over(EncoderArguments, "lora_alpha")
-
-    level_indices: list[int] | None = _taken_over(LevelArguments, "indices")
-    level_max_nodes: int | None = _taken_over(LevelArguments, "max_nodes")
-    level_epochs: list[float] | None = _taken_over(LevelArguments, "epochs")
-    level_steps: list[int] | None = _taken_over(LevelArguments, "steps")
-    level_learning_rate: list[float] | None = _taken_over(LevelArguments, "learning_rate")
-    level_head_learning_rate: list[float] | None = _taken_over(LevelArguments, "head_learning_rate")
-    level_projection_learning_rate: list[float] | None = _taken_over(LevelArguments, "projection_learning_rate")
-    level_warmup: float | None = _taken_over(LevelArguments, "warmup")
-    level_min_lr_ratio: float | None = _taken_over(LevelArguments, "min_lr_ratio")
-    level_loss: str | None = _taken_over(LevelArguments, "loss")
-    level_negatives: list[str] | None = _taken_over(LevelArguments, "negatives")
-    level_beam_size: list[int] | None = _taken_over(LevelArguments, "beam_size")
-    level_cost_sensitive: bool | None = _taken_over(LevelArguments, "cost_sensitive")
-    level_negative_weight: float | None = _taken_over(LevelArguments, "negative_weight")
-    level_bootstrap: bool | None = _taken_over(LevelArguments, "bootstrap")
-    level_bootstrap_cost: float | None = _taken_over(LevelArguments, "bootstrap_cost")
-    level_dropout: float | None = _taken_over(LevelArguments, "dropout")
-    level_joint: bool | None = _taken_over(LevelArguments, "joint")
-    level_bottleneck: int | None = _taken_over(LevelArguments, "bottleneck")
-    level_shrink: float | None = _taken_over(LevelArguments, "shrink")
-    level_swa_start: float | None = _taken_over(LevelArguments, "swa_start")
-    level_swa_steps: int | None = _taken_over(LevelArguments, "swa_steps")
 
     def __post_init__(self) -> None:
-        self._check_replaced()
+        self._check_standard_options()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             ks = self.eval_ks or [5]
             self.metric_for_best_model: str | None = f"nDCG@{5 if 5 in ks else max(ks)}"
             self.greater_is_better: bool | None = True
-        # The base class asks for this word where there is no other device than the CPU anyway.
+        # The base class insists on this option if the CPU is the only device.
         self.use_cpu: bool = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
         # The columns of tokenised documents are not arguments of the model.
         self.remove_unused_columns = False
-        for name, value in method_options(self.method).items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-        for prefix, part in _PARTS.items():
-            for name, parameter in inspect.signature(part).parameters.items():
-                option = f"{prefix}_{name}"
-                if name != _SEEDS.get(prefix) and getattr(self, option) is None:
-                    setattr(self, option, _default(part, name, parameter))
-        for option, choices in (("features", (None, "text", "vectors")), ("label_features", LABEL_FEATURES)):
-            if getattr(self, option) not in choices:
-                known = ", ".join(choice for choice in choices if choice)
-                raise ValueError(f"`{option}={getattr(self, option)!r}` is not one of {known}.")
-        if self.predict_with is None:
-            self.predict_with = "both" if self.trains_encoder else "ranker"
-        if self.predict_with not in PREDICT_WITH:
-            raise ValueError(f"`predict_with={self.predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
-        if self.predict_with != "ranker" and not self.trains_encoder:
-            raise ValueError(f"`predict_with={self.predict_with!r}` needs heads, which {self.method!r} has not.")
-        if self.label_features in ENCODER_LABEL_FEATURES and not self.trains_encoder:
-            raise ValueError(f"`label_features={self.label_features!r}` needs an encoder: {self.method!r} has none.")
-        if self.ranker_matcher == "heads" and not self.trains_encoder:
-            raise ValueError(f"`ranker_matcher='heads'` needs heads, which {self.method!r} has not.")
-        if self.ranker_matcher == "heads" and (self.refine_tree or self.tree_clustering == "frequency"):
-            own_tree = "refine_tree" if self.refine_tree else "tree_clustering='frequency'"
-            raise ValueError(
-                f"`{own_tree}` gives the ranker a tree of its own, but with `ranker_matcher='heads'` it ranks the "
-                "labels of nodes that the heads find in theirs. Leave one of them out."
-            )
-        if not 0 <= self.label_text_weight < math.inf:
-            raise ValueError(f"`label_text_weight` must be 0 or a positive number, not {self.label_text_weight}.")
-        if self.label_text_weight and self.predict_with == "heads":
-            raise ValueError("`label_text_weight` is for the ranker, and `predict_with='heads'` trains none.")
-        if self.label_text_weight and self.ranker_matcher == "heads":
-            raise ValueError(
-                "`label_text_weight` goes without `ranker_matcher='heads'`: heads are not asked for the nodes of the "
-                "labels' texts. Leave one of them out."
-            )
-        if self.heads_weight is not None and not 0 <= self.heads_weight <= 1:
-            raise ValueError(f"`heads_weight` must be between 0 and 1, not {self.heads_weight}.")
-        for option in ("embedding_scale", "vector_power"):
-            if not 0 < getattr(self, option) < math.inf:
-                raise ValueError(f"`{option}` must be a number greater than 0, not {getattr(self, option)}.")
-        if self.label_max_features is not None and self.label_max_features < 0:
-            raise ValueError(f"`label_max_features` must not be negative, but is {self.label_max_features}.")
-        if any(k < 1 for k in self.eval_ks or ()):
-            raise ValueError(f"`eval_ks={self.eval_ks}`: a ranking has at least one label.")
-        count_threads(self.num_threads)
-        # A wrong value is an error here and not after minutes of work.
-        self.make_tfidf(), self.make_tree_arguments(), self.make_ranker_arguments(), self.make_encoder_arguments()
-        self.make_knn_arguments()
-        levels = self.make_level_arguments()
-        for found in dataclasses.fields(levels):
-            setattr(self, f"level_{found.name}", getattr(levels, found.name))
+        self._fill_in()
+        self._check_parts()
+        self._check_prediction()
+        self._check_steps()
+        self._check_unused()
+
+    def _check_standard_options(self) -> None:
+        """Refuses values of inherited options that are not supported."""
+        scheduler = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+        if scheduler not in SCHEDULERS:
+            raise ValueError(f"`lr_scheduler_type={scheduler!r}` is not one of {', '.join(SCHEDULERS)}.")
         if self.optim not in _OPTIMIZERS:
             raise ValueError(
-                f"`optim={OptimizerNames(self.optim).value}` is not supported: heads of large levels need AdamW."
+                f"`optim={OptimizerNames(self.optim).value}` is not supported: the heads of large levels need AdamW."
             )
-        if self.label_smoothing_factor:
+        for name in ("label_smoothing_factor", "lr_scheduler_kwargs"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}={getattr(self, name)!r}` is not supported. Leave it out.")
+        if self.num_train_epochs != -1 and not self.num_train_epochs >= 0:
+            raise ValueError(f"`num_train_epochs={self.num_train_epochs}` must be at least 0, or -1 for the default.")
+
+    def _fill_in(self) -> None:
+        """Sets options that were left out to the value of the preset or the default of their part."""
+        for prefix, part in PARTS.items():
+            for declared in options_of(part):
+                value = getattr(self, prefix + declared.name)
+                if value is None:
+                    value = self._default(prefix, declared)
+                if prefix == "level_" and isinstance(value, (list, tuple)) and len(value) == 1:
+                    # One value for all levels means the same with and without brackets.
+                    (value,) = value
+                setattr(self, prefix + declared.name, value)
+        if self.predict_with is None:
+            self.predict_with: str | None = "both" if self.trains_encoder else "ranker"
+
+    def _default(self, prefix: str, declared: dataclasses.Field) -> Any:
+        return self._preset(prefix).get(declared.name, default_of(declared))
+
+    def _preset(self, prefix: str) -> dict[str, Any]:
+        return method_preset(self.method).get(prefix.removesuffix("_") or "general", {})
+
+    def _check_parts(self) -> None:
+        """Makes all parts, so that a wrong value is an error now and not after minutes of work."""
+        for prefix in PARTS:
+            self._make(prefix)
+        self.make_tfidf()
+        count_threads(self.num_threads)
+
+    def _check_prediction(self) -> None:
+        """Checks what predicts against the method."""
+        if self.predict_with != "ranker" and not self.trains_encoder:
+            raise ValueError(f"`predict_with={self.predict_with!r}` needs heads, and {self.method!r} has none.")
+        if self.label_features in ENCODER_LABEL_FEATURES and not self.trains_encoder:
+            raise ValueError(f"`label_features={self.label_features!r}` needs an encoder; {self.method!r} has none.")
+        if self.label_text_weight and self.predict_with == "heads":
+            raise ValueError("`label_text_weight` concerns the ranker, and `predict_with='heads'` trains none.")
+        if self.make_ranker_arguments().matcher != "heads":
+            return
+        frequency = self.tree_clustering == "frequency"
+        for name, is_set in (
+            ("refine_tree", self.refine_tree),
+            ("tree_clustering='frequency'", frequency),
+            ("label_text_weight", self.label_text_weight),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"`{name}` does not go with {self.method!r}: its ranker ranks the labels of clusters that the "
+                    "heads find for documents. Leave it out, or choose another method."
+                )
+
+    def _check_steps(self) -> None:
+        """Refuses two ways of giving the length of the training."""
+        levels = [name for name in ("level_epochs", "level_steps") if getattr(self, name) is not None]
+        totals = [name for name in ("num_train_epochs", "max_steps") if getattr(self, name) > 0]
+        if levels and totals:
             raise ValueError(
-                f"`label_smoothing_factor={self.label_smoothing_factor}` would have no effect: the heads' losses "
-                "take true labels as they are. Leave it out."
+                f"`{totals[0]}` is the length of the whole training, `{levels[0]}` that of each level. Set one."
             )
+
+    def _check_unused(self) -> None:
+        """Refuses options of parts that the method does not have."""
+        unused = {}
         if not self.trains_encoder:
-            instead = f"`method` to one of {', '.join(ENCODER_METHODS)}"
-            self._check_unused("level", LevelArguments(), "trains no encoder", instead)
-            self._check_unused("encoder", EncoderArguments(name=self.encoder_name), "trains no encoder", instead)
+            way_out = f"`method` to one of {', '.join(ENCODER_METHODS)}"
+            unused.update(dict.fromkeys(("level_", "encoder_"), ("does not train an encoder", way_out)))
         if self.uses_knn:
-            self._check_unused("ranker", RankerArguments(), "trains no classifiers", "`method='xr-linear'`")
-            self._check_unused("tree", TreeArguments("flat"), "searches no tree", "`method='xr-linear'`")
+            unused["ranker_"] = ("does not train classifiers", "`method='xr-linear'`")
+            unused["tree_"] = ("does not search a tree", "`method='xr-linear'`")
         else:
-            reason = "does not look for similar documents"
-            self._check_unused("knn", KNNArguments(), reason, "`method='knn'`")
-
-    def _check_replaced(self) -> None:
-        defaults = {found.name: found.default for found in dataclasses.fields(TrainingArguments)}
-        for name, instead in _REPLACED.items():
-            value = getattr(self, name)
-            if value != defaults[name]:
-                raise ValueError(
-                    f"`{name}={value!r}` would have no effect: levels are trained one after the other, each with a "
-                    f"schedule of its own. Set `{instead}`, one value or one per level."
-                )
-
-    def _check_unused(self, prefix: str, defaults: Any, reason: str, instead: str) -> None:
-        for found in dataclasses.fields(defaults):
-            option = f"{prefix}_{found.name}"
-            if found.name != _SEEDS.get(prefix) and getattr(self, option) != getattr(defaults, found.name):
-                raise ValueError(
-                    f"`{option}={getattr(self, option)!r}` would have no effect: {self.method!r} {reason}. Leave it "
-                    f"out, or set {instead}."
-                )
+            unused["knn_"] = ("does not use similar documents", "`method='knn'`")
+        for prefix, (reason, way_out) in unused.items():
+            for declared in options_of(PARTS[prefix]):
+                name = f"{prefix}{declared.name}"
+                # The trainer reports an encoder that the method cannot use.
+                if name != "encoder_name" and getattr(self, name) != self._default(prefix, declared):
+                    raise ValueError(
+                        f"`{name}={getattr(self, name)!r}` would have no effect: {self.method!r} {reason}. Leave it "
+                        f"out, or set {way_out}."
+                    )
 
     @property
     def trains_encoder(self) -> bool:
         """Whether the method has an encoder."""
-        return self.method in ENCODER_METHODS
+        return "encoder" in method_preset(self.method)
 
     @property
     def uses_knn(self) -> bool:
-        """Whether labels are those of similar documents, so that there are no classifiers."""
-        return self.method == "knn"
+        """Whether similar documents vote for labels, instead of classifiers."""
+        return "knn" in method_preset(self.method)
 
     def make_tfidf(self) -> TfidfFeaturizer:
         """A new featurizer with the options `tfidf_*`."""
-        return self._make("tfidf")
+        return TfidfFeaturizer(**vars(self._make("tfidf_")), power=self.feature_power)
 
     def make_tree_arguments(self) -> TreeArguments:
         """The options `tree_*`."""
-        return self._make("tree")
+        return self._make("tree_")
 
     def make_ranker_arguments(self) -> RankerArguments:
         """The options `ranker_*`."""
-        return self._make("ranker")
+        return self._make("ranker_")
 
     def make_knn_arguments(self) -> KNNArguments:
         """The options `knn_*`."""
-        return self._make("knn")
+        return self._make("knn_")
 
     def make_encoder_arguments(self) -> EncoderArguments:
         """The options `encoder_*`."""
-        return self._make("encoder")
+        return self._make("encoder_")
 
     def make_level_arguments(self) -> LevelArguments:
-        """The options `level_*`."""
-        return self._make("level")
-
-    def xmc_options(self) -> dict[str, Any]:
-        """The options that this class adds to `TrainingArguments`, and the seed, for the record."""
-        inherited = {found.name for found in dataclasses.fields(TrainingArguments)}
-        names = [found.name for found in dataclasses.fields(self) if found.name not in inherited]
-        return {name: getattr(self, name) for name in ("seed", *names) if name != "overwrite"}
+        """The options `level_*`, with the standard learning rate if they set none."""
+        levels = self._make("level_")
+        if levels.learning_rate is None:
+            levels.learning_rate = self.learning_rate
+        return levels
 
     def _make(self, prefix: str) -> Any:
-        part, seed = _PARTS[prefix], _SEEDS.get(prefix)
-        names = [name for name in inspect.signature(part).parameters if name != seed]
-        values = {name: getattr(self, f"{prefix}_{name}") for name in names}
-        if seed is not None:
-            values[seed] = self.seed
-        try:
-            return part(**values)
-        except (TypeError, ValueError) as error:
-            kind = "a value of the wrong type: " if isinstance(error, TypeError) else ""
-            raise type(error)(f"Options `{prefix}_*`: {kind}{error}") from error
+        part = PARTS[prefix]
+        values = dict(self._preset(prefix))
+        if f"{prefix}seed" in {declared.name for declared in dataclasses.fields(part)}:  # type: ignore[arg-type]
+            values[f"{prefix}seed"] = self.seed
+        for declared in options_of(part):
+            values[declared.name] = getattr(self, prefix + declared.name)
+        return part(**values)
+
+    def xmc_options(self) -> dict[str, Any]:
+        """The options of this class and the standard ones that matter, for the record of a training."""
+        names = [prefix + declared.name for prefix, part in PARTS.items() for declared in options_of(part)]
+        options = {name: getattr(self, name) for name in (*_STANDARD_OPTIONS, *names) if name != "overwrite"}
+        return {**options, "lr_scheduler_type": SchedulerType(self.lr_scheduler_type).value}

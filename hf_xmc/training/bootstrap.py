@@ -277,7 +277,7 @@ def _solve(
     scale = data.mean_true if data.cost_sensitive else 1.0
     settings = RankerArguments(
         loss=_SOLVER_LOSSES[arguments.loss],
-        cost=cost,
+        C=cost,
         negative_cost=max(cost * data.negative_weight * scale, 1e-6),
         cost_sensitive=data.cost_sensitive,
         weight_dtype="float32",

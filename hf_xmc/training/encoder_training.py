@@ -99,7 +99,7 @@ class EncoderRun:
         self.groups = self.arguments.group_levels(self.levels)
         self._prepare_heads()
         per_step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-        self.schedule = Schedule.from_arguments(self.arguments, len(self.groups), max(1, -(-len(dataset) // per_step)))
+        self.schedule = Schedule.from_arguments(args, len(self.groups), max(1, -(-len(dataset) // per_step)))
         # Index of the group at work and the data of its levels; -1 before the first.
         self.active = -1
         self.data: list[LevelData] = []
@@ -287,7 +287,7 @@ class EncoderRun:
         model, args = self.model, self.args
         assert model.label_tree is not None
         above = [level for level in self.levels if level < model.label_tree.depth]
-        if args.ranker_matcher != "heads" or not above:
+        if args.make_ranker_arguments().matcher != "heads" or not above:
             return None
         vectors, beam_size = self.vectors(), args.make_ranker_arguments().train_beam_size
         with self.stages.stage("match"):
@@ -355,7 +355,7 @@ class EncoderRun:
         labels = hashlib.blake2b(self.targets.indptr.tobytes() + self.targets.indices.tobytes(), digest_size=16)
         options = {f"level_{name}": value for name, value in vars(self.arguments).items()}
         # Tree, TF-IDF and tokens are those of the checkpoint, whatever the options say: they must not say otherwise.
-        prefixes = ("tree_", "tfidf_", "encoder_", "label_", "features", "vector_power")
+        prefixes = ("tree_", "tfidf_", "encoder_", "label_", "feature", "warmup_", "lr_", "weight_decay")
         given = self.args.xmc_options()
         options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
         identity = {

@@ -40,4 +40,4 @@ def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, ar
         targets.indptr.astype(np.int64),
         targets.indices.astype(np.int32),
     )
-    return KNNRanker(tree, index, count=arguments.count, power=arguments.power)
+    return KNNRanker(tree, index, count=arguments.count, power=arguments.exponent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -93,6 +94,13 @@ class LevelTrainer(Trainer):
         result = super()._init_training_state(*args, **kwargs)
         self.state.log_history.extend(self._earlier_logs)
         return result
+
+    def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
+        """The values of the base class, with the number of steps of the schedule; `args` keeps its `max_steps`."""
+        assert self._run is not None
+        args = copy.copy(args)
+        args.max_steps = self._run.schedule.total
+        return super().set_initial_training_values(args, dataloader)
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of tokenised documents."""
@@ -352,7 +360,7 @@ class LevelTrainer(Trainer):
         # A level that ends here anyway must not take the next one along.
         if step < schedule.ends[self._run.active]:
             schedule.end_level(step)
-        self.state.max_steps = self.args.max_steps = schedule.total
+        self.state.max_steps = schedule.total
         self.control.should_training_stop = self.state.global_step >= schedule.total
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):

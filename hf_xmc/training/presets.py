@@ -1,76 +1,79 @@
-"""Methods as presets: each is a set of values for [`XMCTrainingArguments`], nothing else."""
+"""
+Methods as presets of options.
+
+A preset maps a part of [`XMCTrainingArguments`] (`tfidf`, `tree`, `ranker`, `knn`, `encoder`, `level`; `general` for
+options without a prefix) to values of its fields, see options.py. Other fields have the default of their part. A
+method with the key `encoder` trains an encoder; in one with the key `knn` similar documents vote for labels.
+"""
 
 from __future__ import annotations
 
 import difflib
 from typing import Any
 
-# What a preset does not name has the default of the part it belongs to.
-_PRODUCT_ALONG_THE_PATH: dict[str, Any] = {
-    "ranker_negatives": "tfn",
-    "ranker_ranking": "path",
-    "ranker_beam_size": 10,
-}
-METHODS: dict[str, dict[str, Any]] = {
-    # Beside the encoder a wide beam costs nothing.
-    "xr-transformer": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True, "ranker_beam_size": 60},
-    # About a hundred labels to a cluster; the encoder learns to find clusters, the ranker to rank what is in them.
+# Parabel and Bonsai: the score of a label is the product of the probabilities along its path.
+_PATH_RANKER: dict[str, Any] = {"negatives": "tfn", "ranking": "path", "beam_size": 10}
+# A hundred labels per cluster, two levels.
+_CLUSTERS_OF_LABELS: dict[str, Any] = {"max_leaf_size": 100, "max_depth": 2}
+
+METHODS: dict[str, dict[str, dict[str, Any]]] = {
+    "xr-transformer": {
+        "encoder": {},
+        # Clusters are learnt in half of the steps that labels need.
+        "level": {"epoch_shares": [1, 2]},
+        # The encoder takes most of the time, so a wide beam costs little.
+        "ranker": {"negative_cost": 2.0, "cost_sensitive": True, "beam_size": 60},
+    },
+    # The heads find clusters, the ranker ranks the labels in them.
     "x-transformer": {
-        "tree_max_leaf_size": 100,
-        "tree_max_depth": 2,
-        "level_indices": [1],
-        "level_negatives": ["all"],
-        "level_loss": "squared_hinge",
-        "ranker_matcher": "heads",
-        "ranker_negative_cost": 2.0,
-        "ranker_cost_sensitive": True,
-        "ranker_train_beam_size": 20,
-        "ranker_beam_size": 20,
-        "predict_with": "ranker",
+        "general": {"predict_with": "ranker"},
+        "encoder": {},
+        "tree": _CLUSTERS_OF_LABELS,
+        "level": {"indices": 1, "negatives": "all", "loss": "squared_hinge"},
+        "ranker": {
+            "matcher": "heads",
+            "negative_cost": 2.0,
+            "cost_sensitive": True,
+            "train_beam_size": 20,
+            "beam_size": 20,
+        },
     },
     "lightxml": {
-        "encoder_pooling_layers": 5,
-        "tree_max_leaf_size": 100,
-        "tree_max_depth": 2,
-        "level_joint": True,
-        "level_negatives": ["dynamic"],
-        "level_bottleneck": 300,
-        "level_dropout": 0.5,
-        "level_swa_start": 0.5,
-        "predict_with": "heads",
+        "general": {"predict_with": "heads"},
+        "encoder": {"pooling_layers": 5},
+        "tree": _CLUSTERS_OF_LABELS,
+        "level": {"joint": True, "negatives": "dynamic", "bottleneck": 300, "dropout": 0.5, "swa_start": 0.5},
     },
-    # From the encoder to the rows of the labels each learns faster than what is below it.
     "aplc-xlnet": {
-        "tree_clustering": "frequency",
-        "level_indices": [1, 2],
-        "level_joint": True,
-        "level_negatives": ["tfn"],
-        "level_shrink": 2.0,
-        "level_projection_learning_rate": [5e-4],
-        "level_min_lr_ratio": 1 / 32,
-        "predict_with": "heads",
+        "general": {"predict_with": "heads"},
+        "encoder": {},
+        "tree": {"clustering": "frequency"},
+        # Encoder, projections and label rows have increasing learning rates.
+        "level": {
+            "indices": [1, 2],
+            "joint": True,
+            "negatives": "tfn",
+            "shrink": 2.0,
+            "projection_learning_rate": 5e-4,
+            "min_lr_ratio": 1 / 32,
+        },
     },
-    "xr-linear": {"ranker_negative_cost": 2.0, "ranker_cost_sensitive": True},
-    "parabel": {"tree_branching": 2, "tree_max_leaf_size": 96, **_PRODUCT_ALONG_THE_PATH},
+    "xr-linear": {"ranker": {"negative_cost": 2.0, "cost_sensitive": True}},
+    "parabel": {"tree": {"branching": 2, "max_leaf_size": 96}, "ranker": _PATH_RANKER},
     "bonsai": {
-        "tree_clustering": "kmeans",
-        "tree_branching": 100,
-        "tree_max_leaf_size": 96,
-        "tree_max_depth": 3,
-        **_PRODUCT_ALONG_THE_PATH,
+        "tree": {"clustering": "kmeans", "branching": 100, "max_leaf_size": 96, "max_depth": 3},
+        "ranker": _PATH_RANKER,
     },
-    "dismec": {"tree_clustering": "flat"},
-    # Labels are those of similar documents: there is nothing to cluster, nor to train.
-    "knn": {"tree_clustering": "flat"},
+    "dismec": {"tree": {"clustering": "flat"}},
+    "knn": {"tree": {"clustering": "flat"}, "knn": {}},
 }
-# Methods with an encoder that is trained; the others have none.
-ENCODER_METHODS = ("xr-transformer", "x-transformer", "lightxml", "aplc-xlnet")
+ENCODER_METHODS = tuple(name for name, preset in METHODS.items() if "encoder" in preset)
 
 
-def method_options(method: str) -> dict[str, Any]:
-    """The values that a method sets."""
+def method_preset(method: str) -> dict[str, dict[str, Any]]:
+    """The preset of a method."""
     if method not in METHODS:
-        close = difflib.get_close_matches(method, METHODS, n=1)
+        close = ["knn"] if method == "neighbours" else difflib.get_close_matches(method, METHODS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"`method={method!r}` is not one of {', '.join(METHODS)}.{hint}")
     return METHODS[method]

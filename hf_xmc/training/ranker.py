@@ -259,7 +259,7 @@ class _Problem:
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         arguments = self.arguments
-        positive_cost = arguments.cost
+        positive_cost = arguments.C
         if arguments.cost_sensitive:
             # Shares of a document add up to 1: times the mean number of true nodes they weigh 1 on average.
             positive_cost *= targets.nnz / np.count_nonzero(np.diff(targets.indptr))
@@ -268,9 +268,9 @@ class _Problem:
             return train_blocks(
                 self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
                 targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
-                arguments.negative_cost or arguments.cost, arguments.cost_sensitive, np.float32(arguments.bias_prior),
-                arguments.max_passes, arguments.tolerance, arguments.ranker_seed, np.float32(arguments.prune_threshold),
-                arguments.weight_dtype == "int8", _COPIED_NONZEROS, *work,
+                arguments.negative_cost or arguments.C, arguments.cost_sensitive, np.float32(arguments.bias_prior),
+                arguments.max_passes, arguments.tolerance, arguments.ranker_seed,
+                np.float32(arguments.prune_threshold), arguments.weight_dtype == "int8", _COPIED_NONZEROS, *work,
             )  # fmt: skip
         finally:
             self.work.put(work)

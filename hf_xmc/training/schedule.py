@@ -1,28 +1,41 @@
-"""The levels of the tree that an encoder is trained on: options, schedule, and what a batch of a level consists of."""
+"""Which level is trained at which step, and with which learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from transformers import SchedulerType
 
-from .options import LevelArguments, per_level
+from .options import per_level
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .arguments import XMCTrainingArguments
+
+# Decay of the learning rate by the part of the steps after the warmup that is left.
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "cosine": lambda left: 0.5 * (1 - math.cos(math.pi * left)),
+    "constant": lambda left: 1.0,
+    "constant_with_warmup": lambda left: 1.0,
+}
+SCHEDULERS = tuple(_DECAYS)
 
 
 class Schedule:
     """
-    Which level is trained at which step, and with which learning rates.
+    Steps and learning rates of levels, or groups of levels, that are trained one after the other.
 
     Args:
         steps (`Sequence[int]`): Steps of each level.
-        learning_rates (`Sequence[float]`): Highest learning rate of the encoder at each level.
-        head_learning_rates (`Sequence[float]`): The same for the heads.
-        warmup (`float`): Part of a level's steps in which the learning rates rise.
-        projection_learning_rates (`Sequence[float]`, *optional*): The same for projections; as the heads by default.
-        floor (`float`, *optional*, defaults to 0.0): Part of them from which they rise and to which they fall.
+        learning_rates (`Sequence[float]`): Highest learning rate of the encoder in each level.
+        head_learning_rates (`Sequence[float]`): Highest learning rate of the heads.
+        projection_learning_rates (`Sequence[float]`, *optional*): That of the projections; as the heads by default.
+        warmup_steps (`float`, *optional*, defaults to 0): Warmup steps of each level; a ratio of its steps if below 1.
+        min_lr_ratio (`float`, *optional*, defaults to 0): Ratio of the lowest to the highest learning rates.
+        scheduler (`str`, *optional*, defaults to `"linear"`): How learning rates decay, one of `SCHEDULERS`.
     """
 
     def __init__(
@@ -30,32 +43,41 @@ class Schedule:
         steps: Sequence[int],
         learning_rates: Sequence[float],
         head_learning_rates: Sequence[float],
-        warmup: float,
         projection_learning_rates: Sequence[float] | None = None,
-        floor: float = 0.0,
+        *,
+        warmup_steps: float = 0.0,
+        min_lr_ratio: float = 0.0,
+        scheduler: str = "linear",
     ) -> None:
         self.steps = list(steps)
         self.learning_rates, self.head_learning_rates = list(learning_rates), list(head_learning_rates)
         self.projection_learning_rates = list(projection_learning_rates or head_learning_rates)
-        self.warmup, self.floor = warmup, floor
+        # As in transformers, `constant` has no warmup.
+        self.warmup_steps = 0.0 if scheduler == "constant" else warmup_steps
+        self.min_lr_ratio, self._decay = min_lr_ratio, _DECAYS[scheduler]
         self.ends = np.cumsum(self.steps).tolist()
 
     @classmethod
-    def from_arguments(cls, arguments: LevelArguments, num_levels: int, steps_per_epoch: int) -> Schedule:
-        """The schedule for so many levels, or groups of them."""
-        projections = arguments.projection_learning_rate
-        if arguments.steps is not None:
-            steps = per_level(arguments.steps, num_levels, "steps")
-        else:
-            epochs = per_level(arguments.epochs, num_levels, "epochs")
-            steps = [round(number * steps_per_epoch) for number in epochs]
+    def from_arguments(cls, args: XMCTrainingArguments, num_groups: int, steps_per_epoch: int) -> Schedule:
+        """
+        The schedule that the options of a training describe.
+
+        Args:
+            args ([`XMCTrainingArguments`]): Options.
+            num_groups (`int`): Number of levels that are trained one after the other, or of groups of levels.
+            steps_per_epoch (`int`): Steps of one pass over the documents.
+        """
+        levels = args.make_level_arguments()
+        rates = {}
+        for name in ("learning_rate", "head_learning_rate", "projection_learning_rate"):
+            value = getattr(levels, name)
+            rates[f"{name}s"] = None if value is None else per_level(value, num_groups, name)
         return cls(
-            steps,
-            per_level(arguments.learning_rate, num_levels, "learning_rate"),
-            per_level(arguments.head_learning_rate, num_levels, "head_learning_rate"),
-            arguments.warmup,
-            None if projections is None else per_level(projections, num_levels, "projection_learning_rate"),
-            arguments.min_lr_ratio,
+            _count_steps(args, num_groups, steps_per_epoch),
+            **rates,  # type: ignore[arg-type]
+            warmup_steps=args.warmup_steps,
+            min_lr_ratio=levels.min_lr_ratio,
+            scheduler=SchedulerType(args.lr_scheduler_type).value,
         )
 
     @property
@@ -64,26 +86,28 @@ class Schedule:
         return self.ends[-1]
 
     def index(self, step: int) -> int:
-        """Which of the trained levels, counted from 0, the step after `step` steps belongs to."""
+        """Position, from 0, of the level that is trained after `step` steps."""
         return min(int(np.searchsorted(self.ends, step, side="right")), len(self.ends) - 1)
 
     def end_level(self, step: int) -> None:
-        """Ends the level at work after `step` steps; the next ones follow at once."""
+        """Ends the current level after `step` steps; the next ones move forward."""
         index = self.index(step)
         saved = self.ends[index] - step
         self.ends = [end - saved if i >= index else end for i, end in enumerate(self.ends)]
 
     def steps_done(self, step: int) -> tuple[int, int]:
-        """How many steps of its level are done after `step` steps, and how many were planned, early end or not."""
+        """Done and planned steps of the current level after `step` steps; an early end does not change the plan."""
         index = self.index(step)
         return step - (self.ends[index - 1] if index else 0), self.steps[index]
 
     def factor(self, step: int) -> float:
-        """What part of their highest value the learning rates have after `step` steps."""
+        """Ratio of the learning rates after `step` steps to their highest values."""
         done, planned = self.steps_done(step)
-        rising = max(1, round(self.warmup * planned))
-        part = min((done + 1) / rising, max(0.0, (planned - done) / max(1, planned - rising)), 1.0)
-        return self.floor + (1 - self.floor) * part
+        warmup = round(self.warmup_steps * planned) if self.warmup_steps < 1 else int(self.warmup_steps)
+        warmup = max(1, warmup)
+        left = min(1.0, max(0.0, (planned - done) / max(1, planned - warmup)))
+        part = min((done + 1) / warmup, self._decay(left))
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * part
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the encoder after `step` steps."""
@@ -98,5 +122,21 @@ class Schedule:
         return self.projection_learning_rates[self.index(step)] * self.factor(step)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """State for a checkpoint."""
         return {"steps": self.steps, "ends": self.ends}
+
+
+def _count_steps(args: XMCTrainingArguments, num_groups: int, steps_per_epoch: int) -> list[int]:
+    """Steps of each level: `level_steps`, `level_epochs`, or its share in `max_steps` or `num_train_epochs`."""
+    levels = args.make_level_arguments()
+    if levels.steps is not None:
+        return per_level(levels.steps, num_groups, "steps")
+    if levels.epochs is not None or (args.max_steps <= 0 and args.num_train_epochs < 0):
+        epochs = per_level(1.0 if levels.epochs is None else levels.epochs, num_groups, "epochs")
+        return [round(number * steps_per_epoch) for number in epochs]
+    total = args.max_steps if args.max_steps > 0 else round(args.num_train_epochs * steps_per_epoch)
+    shares = list(levels.epoch_shares or [1.0])
+    # The labels are last; further levels above get the first share.
+    shares = ([shares[0]] * num_groups + shares[1:])[-num_groups:]
+    ends = [round(total * share) for share in np.cumsum(shares) / np.sum(shares)]
+    return np.diff([0, *ends]).tolist()

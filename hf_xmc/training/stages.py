@@ -26,6 +26,8 @@ from .progress import CountedTexts, StageTimer
 from .ranker import train_ranker
 
 _MATRIX_FILE = "matrix.safetensors"
+# Largest entries that are kept of the PIFA vector of a label.
+_LABEL_MAX_FEATURES = 1024
 
 
 def train_linear(
@@ -145,13 +147,8 @@ def training_features(
     if not (has_text if kind == "text" else has_vectors):
         raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
     if kind == "vectors":
-        model.config.vector_power = args.vector_power
+        model.config.vector_power = args.feature_power
         return model.prepare_vectors(Features(feature_matrix(dataset)))
-    if args.vector_power != 1:
-        way_out = "Set `features='vectors'`" if has_vectors else "Set `tfidf_power` instead"
-        raise ValueError(
-            f"`vector_power={args.vector_power}` is for vectors that come with data, but texts are read. {way_out}."
-        )
     texts = dataset["text"]
 
     def make() -> tuple[TfidfFeaturizer, csr_matrix]:
@@ -201,7 +198,7 @@ def build_label_tree(
 
     def make() -> LabelTree:
         label_features = describe_labels(
-            model, features, targets, args.label_features, args.label_max_features, args.num_threads
+            model, features, targets, args.label_features, _LABEL_MAX_FEATURES, args.num_threads
         )
         return build_tree(label_features, arguments, args.num_threads, stages.report)
 

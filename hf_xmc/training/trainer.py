@@ -275,7 +275,6 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         if checkpoint is not None:
             run.load(checkpoint)
             step = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE)).global_step
-        self.args.max_steps = run.schedule.total
         self._earlier_logs = list(self.state.log_history)
         self.data_collator = TokenCollator(padding_id(self.model.config.encoder_config, self.model.tokenizer))
         try:
@@ -287,7 +286,6 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             return self._train_in_stages(self._finish_run)
         finally:
             self._run = None
-            self.args.max_steps = -1  # it was that of this run, and nobody may set it
             # From here on it predicts as it will when it is loaded: not in mixed precision.
             self.model.autocast_dtype = None
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
@@ -535,18 +533,8 @@ def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassificat
             f"The method {args.method!r} needs an encoder to start from: pass its folder or Hub id as `model`, or set "
             "`encoder_name`."
         )
-    encoder = args.make_encoder_arguments()
-    return XMCForTextClassification.from_encoder(
-        name,
-        pooling=encoder.pooling,
-        dropout=encoder.dropout,
-        attn_implementation=encoder.attn_implementation,
-        pooling_layers=encoder.pooling_layers,
-        max_length=encoder.max_length,
-        long_text=encoder.long_text,
-        max_windows=encoder.max_windows,
-        method=args.method,
-    )
+    options = args.make_encoder_arguments().model_kwargs()
+    return XMCForTextClassification.from_encoder(name, method=args.method, **options)
 
 
 def _padded(targets: csr_matrix) -> np.ndarray:
