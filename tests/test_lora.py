@@ -131,7 +131,7 @@ def test_wrong_options(tmp_path):
 
 def test_without_peft(tmp_path, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr("hf_xmc.training.lora.find_spec", lambda name: None if name == "peft" else find(name))
+    monkeypatch.setattr("hf_xmc.training.options.find_spec", lambda name: None if name == "peft" else find(name))
     with pytest.raises(ImportError, match=r"needs the package peft.*pip install hf-xmc\[peft\]"):
         encoder_arguments(tmp_path, encoder_lora_rank=2)
     encoder_arguments(tmp_path)

@@ -16,7 +16,7 @@ from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
-EXACT = {"bias_prior": -1.0, "threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
+EXACT = {"bias_prior": -1.0, "prune_threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
 TREE = uneven_tree()
 OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
 CHAIN = oracles.cluster_chain(OFFSETS)

@@ -82,7 +82,7 @@ def test_search_under_given_nodes(level, loss, ranking):
 def test_labels_learn_from_true_and_matched_clusters(negatives):
     features, targets = random_problem(seed=3, sparse=12, dense=2)
     truth, rows, start = targets.toarray(), as_rows(features), random_beam(2, len(features))
-    options = {"threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000, "cost": 2.0}
+    options = {"prune_threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000, "C": 2.0}
     arguments = RankerArguments(negatives=negatives, negative_cost=0.5, cost_sensitive=True, **options)
     ranker = train_ranker(features, targets, TREE, arguments, start=start)
     matched = np.zeros((len(rows), TREE.level_sizes[1]))
