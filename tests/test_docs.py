@@ -1,0 +1,72 @@
+"""The documents agree with the code and with each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_xmc.training.options import REMOVED_OPTIONS, RENAMED_OPTIONS
+from hf_xmc.version import __version__
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("", "docs", "recipes", "recipes/accelerate", "benchmarks", "benchmarks/results", "model_cards")
+DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(path):
+    text = CODE.sub("", path.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith(("http", "#")):
+            assert (path.parent / link.partition("#")[0]).exists(), link
+
+
+def test_the_map_of_the_code():
+    text = read("CONTRIBUTING.md").partition("<!-- map -->")[2].partition("<!-- end of map -->")[0]
+    named, folder = set(), ""
+    for line in text.splitlines():
+        if match := re.match(r"(hf_xmc/[\w/]*)", line):
+            folder = match[1]
+        elif match := re.match(r"  ([\w/]+\.py) ", line):
+            named.add(folder + match[1])
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hf_xmc").rglob("*.py")}
+    assert named == {module for module in modules if not module.endswith("/__init__.py")} | {"hf_xmc/__init__.py"}
+
+
+def test_the_table_of_options():
+    spec = importlib.util.spec_from_file_location("update_options", ROOT / "scripts" / "update_options.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.render() == read("docs/options.md"), "run `python scripts/update_options.py`"
+
+
+def test_the_changelog_lists_old_options():
+    text = read("CHANGELOG.md")
+    for old in (*RENAMED_OPTIONS, *REMOVED_OPTIONS):
+        assert f"`{old}`" in text
+    for old, new in RENAMED_OPTIONS.items():
+        assert re.search(rf"^\| .*`{old}`.* \| `{new}`", text, re.M), old
+
+
+def test_the_citation():
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["version"] == __version__
+
+
+def test_old_options_are_gone_from_documents():
+    names = [name for name in (*RENAMED_OPTIONS, *REMOVED_OPTIONS) if not name.startswith("tfidf_time_")]
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    for path in (*DOCUMENTS, *(ROOT / "recipes").rglob("*.yaml")):
+        # The table of presets names values that only presets set.
+        if path.name not in ("CHANGELOG.md", "options.md"):
+            assert not pattern.search(path.read_text(encoding="utf-8")), path
