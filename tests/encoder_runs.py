@@ -11,7 +11,7 @@ from small_problems import same_weights
 from transformers import TrainerCallback
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
-from hf_xmc.training import encoder_training
+from hf_xmc.training import levels, stages
 
 PREDICT_WITH = ["ranker", "heads", "both"]
 TEXTS = make_documents(12, seed=11)["text"][:]
@@ -74,16 +74,17 @@ class KillAt(TrainerCallback):
 
 
 def kill_in(name, when=lambda *arguments: True):
-    """Ends the process in a function that `encoder_training` calls, where `when` says so."""
+    """Ends the process in a function that `levels` or `stages` calls, where `when` says so."""
 
     def prepare(monkeypatch):
-        function = getattr(encoder_training, name)
+        module = levels if hasattr(levels, name) else stages
+        function = getattr(module, name)
 
         def replacement(*arguments):
             if when(*arguments):
                 raise Killed
             return function(*arguments)
 
-        monkeypatch.setattr(encoder_training, name, replacement)
+        monkeypatch.setattr(module, name, replacement)
 
     return prepare

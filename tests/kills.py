@@ -35,13 +35,13 @@ def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None
 
     from hf_xmc import XMCTrainer, XMCTrainingArguments
     from hf_xmc.cli.main import main
-    from hf_xmc.training import level_trainer, progress
+    from hf_xmc.training import callbacks, level_trainer
 
     class SaySteps(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             say(f"step {state.global_step + 1}")
 
-    stage, save = progress.StageTimer.stage, level_trainer.LevelTrainer._save_checkpoint
+    stage, save = callbacks.StageTimer.stage, level_trainer.LevelTrainer._save_checkpoint
 
     @contextmanager
     def said_stage(self: Any, name: str) -> Iterator[Any]:
@@ -53,7 +53,7 @@ def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None
         say("checkpoint")
         save(self, *arguments)
 
-    progress.StageTimer.stage, level_trainer.LevelTrainer._save_checkpoint = said_stage, said_save
+    callbacks.StageTimer.stage, level_trainer.LevelTrainer._save_checkpoint = said_stage, said_save
     torch.set_num_threads(1)
     model = folder / "model"
     if method == "xr-linear":

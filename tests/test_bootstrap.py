@@ -13,6 +13,7 @@ from small_problems import best_objective, random_problem, uneven_tree
 from transformers import BertConfig
 
 from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training.bootstrap import (
     bootstrap_head,
     level_data,
@@ -150,7 +151,9 @@ def test_documents_are_searched_in_parts(monkeypatch):
     whole = make_level_data(model, counts, 1, arguments, PROBLEM.vectors).shortlist
     monkeypatch.setattr("hf_xmc.parallel.stage_cache._MOST_ROWS", 33)
     calls = []
-    parts = make_level_data(model, counts, 1, arguments, PROBLEM.vectors, lambda *call: calls.append(call)).shortlist
+    parts = make_level_data(
+        model, counts, 1, arguments, PROBLEM.vectors, Runtime(progress=lambda *call: calls.append(call))
+    ).shortlist
     assert (whole != parts).nnz == 0
     assert calls == [("shortlist", done, 70) for done in (33, 66, 70)]
 
@@ -172,7 +175,7 @@ def assert_bootstrap_is_optimal(model, index, arguments, problem, tolerance):
     kind, negatives, vectors = ORACLE_LOSSES[arguments.loss], arguments.negatives, problem.vectors
     data = make_level_data(model, problem.level_targets, index, arguments, vectors)
     _, chosen = oracle_shortlist(model, index, negatives, 2, problem)
-    bootstrap_head(model.heads[index], data, vectors, arguments, num_threads=1)
+    bootstrap_head(model.heads[index], data, vectors, arguments, runtime=Runtime(1))
     true, weights = problem.true[index], np.where(problem.true[index] > 0, 1.0, data.negative_weight)
     scale = arguments.bootstrap_cost
     if arguments.cost_sensitive:
@@ -216,7 +219,11 @@ def test_bootstrap_overwrites_what_was_there_and_does_not_depend_on_threads():
             head.weight.fill_(fill)
             head.bias.fill_(fill)
         bootstrap_head(
-            head, make_level_data(model, counts, 2, arguments, None), PROBLEM.vectors, arguments, num_threads=threads
+            head,
+            make_level_data(model, counts, 2, arguments, None),
+            PROBLEM.vectors,
+            arguments,
+            runtime=Runtime(threads),
         )
         found.append(weights_of(head))
     assert np.array_equal(*found)
@@ -270,7 +277,7 @@ def test_principal_components(monkeypatch):
         projection, centre = principal_components(vectors, count)
         found, expected = vectors @ projection.T - centre, oracle_components(vectors, count)
         np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)  # a direction may be turned round
-    monkeypatch.setattr("hf_xmc.training.bootstrap._PRINCIPAL_DOCUMENTS", 30)
+    monkeypatch.setattr("hf_xmc.training.bootstrap.PRINCIPAL_DOCUMENTS", 30)
     sampled = principal_components(vectors, 2, seed=1)[0]
     assert np.array_equal(sampled, principal_components(vectors, 2, seed=1)[0])
     assert not np.array_equal(sampled, principal_components(vectors, 2, seed=2)[0])
@@ -326,8 +333,8 @@ def test_bootstrap_of_tails(exact_solver):
 
 
 def test_long_vectors_are_solved_on_their_components(exact_solver, monkeypatch):
-    monkeypatch.setattr("hf_xmc.training.bootstrap._MAX_DIMENSIONS", DIMENSIONS - 1)
-    monkeypatch.setattr("hf_xmc.training.bootstrap._COMPONENTS", 4)
+    monkeypatch.setattr("hf_xmc.training.bootstrap.MAX_DIMENSIONS", DIMENSIONS - 1)
+    monkeypatch.setattr("hf_xmc.training.bootstrap.COMPONENTS", 4)
     model, counts, arguments = make_model([1, 2, 3]), PROBLEM.level_targets, LevelArguments(negatives="tfn")
     data = make_level_data(model, counts, 2, arguments, PROBLEM.vectors)
     bootstrap_head(model.head(3), data, PROBLEM.vectors, arguments)

@@ -10,6 +10,7 @@ from small_problems import random_problem
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training.clustering import balanced_arities, build_tree, frequency_tree
 from hf_xmc.training.label_features import pifa, side_by_side
 from hf_xmc.training.options import TreeArguments
@@ -95,7 +96,7 @@ def test_pifa_with_stored_zeros_in_documents_and_targets():
 
 def test_pifa_does_not_depend_on_the_threads():
     features, targets = random_problem(seed=5, documents=400, sparse=50, dense=4, labels=700)
-    one, two = pifa(features, targets, 10, num_threads=1), pifa(features, targets, 10, num_threads=2)
+    one, two = pifa(features, targets, 10, runtime=Runtime(1)), pifa(features, targets, 10, runtime=Runtime(2))
     for name in ("data", "indices", "indptr"):
         assert np.array_equal(getattr(one.sparse, name), getattr(two.sparse, name))
     assert np.array_equal(one.dense, two.dense)
@@ -220,9 +221,9 @@ def test_kmeans_depth_and_leaf_size(max_depth):
 @pytest.mark.parametrize("clustering", ["balanced", "kmeans"])
 def test_seed_and_threads(clustering):
     labels, settings = random_labels(500, seed=7), {"clustering": clustering, "branching": 4, "max_leaf_size": 4}
-    tree = build_tree(labels, TreeArguments(**settings), num_threads=1)
-    assert tree == build_tree(labels, TreeArguments(**settings), num_threads=2)
-    assert tree == build_tree(labels, TreeArguments(**settings), num_threads=1)
+    tree = build_tree(labels, TreeArguments(**settings), runtime=Runtime(1))
+    assert tree == build_tree(labels, TreeArguments(**settings), runtime=Runtime(2))
+    assert tree == build_tree(labels, TreeArguments(**settings), runtime=Runtime(1))
     assert tree != build_tree(labels, TreeArguments(**settings, tree_seed=1))
 
 
@@ -268,7 +269,7 @@ def test_both_index_types(index_dtype):
 def test_progress_ends_at_its_total(clustering):
     calls = []
     arguments = TreeArguments(clustering=clustering, branching=4, max_leaf_size=4)
-    build_tree(random_labels(200), arguments, progress=lambda *call: calls.append(call))
+    build_tree(random_labels(200), arguments, Runtime(progress=lambda *call: calls.append(call)))
     last = {stage: (done, total) for stage, done, total in calls}
     assert last and all(done == total for done, total in last.values())
     assert all(stage.startswith("tree") for stage in last)

@@ -8,6 +8,7 @@ import torch
 from conftest import make_documents, make_vectors
 
 from hf_xmc import XMCForTextClassification
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training.embedding import TokenCollator, embed_dataset, tokenize_dataset, tokens_digest
 
 DOCUMENTS = make_documents(30, seed=5)
@@ -140,7 +141,7 @@ def test_vectors_are_those_of_the_texts(tiny_encoder, long_text):
     model = make_model(tiny_encoder, max_length=8, long_text=long_text)
     tokens = tokenize_dataset(model, DOCUMENTS)
     seen = []
-    found = embed_dataset(model, tokens, 8, progress=lambda *report: seen.append(report))
+    found = embed_dataset(model, tokens, 8, runtime=Runtime(progress=lambda *report: seen.append(report)))
     np.testing.assert_allclose(found, model.embed(DOCUMENTS["text"][:]), atol=1e-6)
     assert seen[-1] == ("embed", 30, 30)
 

@@ -28,7 +28,7 @@ def test_refined_tree(train, tmp_path):
 
 
 def test_heads_alone(train, tmp_path, monkeypatch):
-    kill_in("add_ranker")(monkeypatch)
+    kill_in("train_ranker")(monkeypatch)
     trainer = train(predict_with="heads")
     assert trainer.model.ranker is None and not (tmp_path / "ranker.safetensors").exists()
     loaded = XMCForTextClassification.from_pretrained(tmp_path)

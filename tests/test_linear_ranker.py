@@ -17,6 +17,7 @@ import hf_xmc.training.ranker as ranker_training_module
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import RANKER_FILE, LinearRanker
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.serialization import save_tensors
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
@@ -172,11 +173,13 @@ def test_it_learns():
 def test_training_does_not_depend_on_threads_or_tasks(negatives, weight_dtype, monkeypatch):
     features, targets = random_problem(seed=3, documents=200)
     arguments = RankerArguments(negatives=negatives, weight_dtype=weight_dtype, train_beam_size=2)
-    one, again, two = (train_ranker(features, targets, TREES["uneven"], arguments, threads) for threads in (1, 1, 2))
+    one, again, two = (
+        train_ranker(features, targets, TREES["uneven"], arguments, Runtime(threads)) for threads in (1, 1, 2)
+    )
     assert same_weights(one, again) and same_weights(one, two)
     for size in (1, 50, 10**9):
-        monkeypatch.setattr(ranker_training_module, "_DOCUMENTS_PER_TASK", size)
-        assert same_weights(one, train_ranker(features, targets, TREES["uneven"], arguments, 2))
+        monkeypatch.setattr(ranker_training_module, "DOCUMENTS_PER_TASK", size)
+        assert same_weights(one, train_ranker(features, targets, TREES["uneven"], arguments, Runtime(2)))
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
@@ -350,7 +353,9 @@ def test_wrong_options(option):
 def test_progress_reaches_its_total_on_every_level():
     calls = []
     features, targets = random_problem()
-    train_ranker(features, targets, TREES["uneven"], RankerArguments(), progress=lambda *call: calls.append(call))
+    train_ranker(
+        features, targets, TREES["uneven"], RankerArguments(), Runtime(progress=lambda *call: calls.append(call))
+    )
     for level, blocks in ((1, 1), (2, 3), (3, 7)):  # one block per sixteen children
         done = [call[1:] for call in calls if call[0] == f"ranker level {level}/3"]
         assert done == sorted(done) and done[-1] == (blocks, blocks)

@@ -81,7 +81,7 @@ def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, 
         # Given the same vectors nothing depends on the number of processes, to the last bit.
         assert_same_model(tmp_path / name, together / name)
         assert first["predictions"] == alone["predictions"] and first["metrics"] == alone["metrics"]
-    assert not (together / name / ".work").exists()
+    assert not (together / name / ".stage_cache").exists()
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 from small_problems import as_rows, as_weights, best_objective, cost_sensitive_weights, random_problem, uneven_tree
 
 from hf_xmc.label_tree import LabelTree
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training import shortlist
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
@@ -50,7 +51,7 @@ def test_shortlist_equations_7_and_8(loss, negatives, beam_size):
     for level in range(1, TREE.depth + 1):
         above = len(OFFSETS[level - 1]) - 1
         true_nodes = true_levels[level - 2] if level > 1 else None
-        found = level_shortlist(features, true_nodes, above, negatives, beam_size, ranker, level, 1)
+        found = level_shortlist(features, true_nodes, above, negatives, beam_size, ranker, level)
         expected = oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss)
         assert len(found.indptr) == above + 1
         for parent in range(above):
@@ -67,7 +68,7 @@ def test_a_search_that_passes_three_levels_keeps_a_third_of_its_nodes_on_the_way
     ranker = train_ranker(features, targets, tree, RankerArguments())
     offsets = [level.tolist() for level in tree.child_offsets]
     logits = oracles.logits_of(as_rows(features), as_weights(ranker)[:4])
-    found = level_shortlist(features, tree.targets(targets)[3], 14, "man", 6, ranker, 5, 1)
+    found = level_shortlist(features, tree.targets(targets)[3], 14, "man", 6, ranker, 5)
     kept = {}
     for on_the_way in (2, 6):
         scores = oracles.beam_scores(logits, offsets, "squared_hinge", "path", on_the_way)
@@ -81,7 +82,9 @@ def test_threads_do_not_matter(negatives):
     features, targets = random_problem(seed=2, documents=300)
     ranker = train_ranker(features, targets, TREE, RankerArguments())
     nodes = TREE.targets(targets)[1]
-    one, two = (level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, threads) for threads in (1, 2))
+    one, two = (
+        level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, runtime=Runtime(threads)) for threads in (1, 2)
+    )
     assert np.array_equal(one.indptr, two.indptr) and np.array_equal(one.rows, two.rows)
 
 
@@ -118,7 +121,7 @@ def test_a_node_without_documents_rejects_everything():
     truth[:, [2, 3]] = 0  # nothing is ever true under the second node
     targets = csr_matrix(truth)
     tree = LabelTree.from_parents([[0, 0], [1 if label in (2, 3) else 0 for label in range(28)]])
-    found = level_shortlist(features, tree.targets(targets)[0], 2, "tfn", 1, None, 2, 1)
+    found = level_shortlist(features, tree.targets(targets)[0], 2, "tfn", 1, None, 2)
     assert len(found.documents(0)) > 0 and len(found.documents(1)) == 0
     ranker = train_ranker(features, targets, tree, RankerArguments(negatives="tfn", bias_prior=-1.0))
     empty = as_weights(ranker)[1][[tree.leaf_labels.tolist().index(label) for label in (2, 3)]]
@@ -133,6 +136,6 @@ def test_matcher_aware_negatives_may_leave_a_node_without_documents():
     tree = LabelTree.from_parents([np.zeros(14, dtype=int), np.arange(28) // 2])
     arguments = RankerArguments(negatives="man", train_beam_size=1)
     ranker = train_ranker(features[:8], targets[:8], tree, arguments)
-    found = level_shortlist(features[:8], tree.targets(targets[:8])[0], 14, "man", 1, ranker, 2, 1)
+    found = level_shortlist(features[:8], tree.targets(targets[:8])[0], 14, "man", 1, ranker, 2)
     assert (np.diff(found.indptr) == 0).any() and len(found.rows) == 8
     assert np.isfinite(ranker.predict(features, beam_size=0)[0]).all()

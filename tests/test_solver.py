@@ -13,6 +13,7 @@ from small_problems import as_rows, as_weights, cost_sensitive_weights, random_p
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training import ranker as ranker_training
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
@@ -178,9 +179,9 @@ def test_threads_seeds_and_repeats(loss):
     features, targets = random_problem(seed=8, documents=200, labels=60)
     tree = LabelTree.flat(60)
     arguments = RankerArguments(loss=loss, max_passes=3)
-    one = train_ranker(features, targets, tree, arguments, num_threads=1)
-    assert same_weights(one, train_ranker(features, targets, tree, arguments, num_threads=1))
-    assert same_weights(one, train_ranker(features, targets, tree, arguments, num_threads=2))
+    one = train_ranker(features, targets, tree, arguments, runtime=Runtime(1))
+    assert same_weights(one, train_ranker(features, targets, tree, arguments, runtime=Runtime(1)))
+    assert same_weights(one, train_ranker(features, targets, tree, arguments, runtime=Runtime(2)))
     assert same_weights(one, train_ranker(features, targets, tree, arguments))
     other = RankerArguments(loss=loss, max_passes=3, ranker_seed=1)
     assert not same_weights(one, train_ranker(features, targets, tree, other))

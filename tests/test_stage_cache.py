@@ -14,6 +14,7 @@ from hf_xmc import XMCForTextClassification
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.parallel.process_group import ProcessGroup
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.parallel.stage_cache import NO_CACHE, StageCache, digest
 from hf_xmc.serialization import new_folder, remove_leftovers, staged_files
 from hf_xmc.training.options import RankerArguments
@@ -109,12 +110,12 @@ def test_a_digest_tells_content_and_borders_apart():
 
 
 def test_an_interrupted_ranker_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_xmc.training.ranker._DOCUMENTS_PER_TASK", 64)
+    monkeypatch.setattr("hf_xmc.training.ranker.DOCUMENTS_PER_TASK", 64)
     generator = np.random.default_rng(0)
     features = Features(random(200, 30, 0.3, "csr", np.float32, generator), generator.random((200, 4), np.float32))
     targets = csr_matrix(generator.random((200, 40)) < 0.1, dtype=np.float32)
     tree = LabelTree.from_parents([np.zeros(8, np.int64), np.arange(40) // 5])
-    whole = train_ranker(features, targets, tree, RankerArguments(), 1)
+    whole = train_ranker(features, targets, tree, RankerArguments(), Runtime(1))
     work = StageCache(ProcessGroup(), tmp_path / "work", keep=True)
 
     def end_early(stage, done, total):
@@ -122,9 +123,9 @@ def test_an_interrupted_ranker_goes_on(tmp_path, monkeypatch):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        train_ranker(features, targets, tree, RankerArguments(), 1, end_early, work=work)
+        train_ranker(features, targets, tree, RankerArguments(), Runtime(1, end_early, work))
     done = []
-    again = train_ranker(features, targets, tree, RankerArguments(), 1, lambda *said: done.append(said), work=work)
+    again = train_ranker(features, targets, tree, RankerArguments(), Runtime(1, lambda *said: done.append(said), work))
     assert same_weights(again, whole)
     blocks = sum(len(range(0, int(size), 16)) for size in np.diff(tree.child_offsets[-1]))
     assert 0 < done[-1][2] < blocks  # of the last level only what was missing was trained

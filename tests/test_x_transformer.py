@@ -23,6 +23,7 @@ from small_problems import (
 
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
 from hf_xmc.linear_ranker import Beam, LinearRanker
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training.label_features import describe_labels, label_documents
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
@@ -60,7 +61,7 @@ def test_search_under_given_nodes(level, loss, ranking):
     features, targets = random_problem(seed=1)
     start = random_beam(level, len(features))
     arguments = RankerArguments(loss=loss, ranking=ranking, beam_size=2)
-    ranker = train_ranker(features, targets, TREE, arguments, start=start)
+    ranker = train_ranker(features, targets, TREE, arguments, initial_beam=start)
     logits = oracles.logits_of(as_rows(features), as_weights(ranker))
     assert len(logits) == TREE.depth - level == TREE.depth + 1 - ranker.first_level
     expected = oracles.beam_scores(logits, OFFSETS[level:], loss, ranking, 2, pairs_of(start))
@@ -84,13 +85,13 @@ def test_labels_learn_from_true_and_matched_clusters(negatives):
     truth, rows, start = targets.toarray(), as_rows(features), random_beam(2, len(features))
     options = {"prune_threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000, "C": 2.0}
     arguments = RankerArguments(negatives=negatives, negative_cost=0.5, cost_sensitive=True, **options)
-    ranker = train_ranker(features, targets, TREE, arguments, start=start)
+    ranker = train_ranker(features, targets, TREE, arguments, initial_beam=start)
     matched = np.zeros((len(rows), TREE.level_sizes[1]))
     for document, pairs in enumerate(pairs_of(start)):
         matched[document, [node for _, node in pairs]] = 1
     true = oracles.true_nodes(truth, CHAIN, TREE.leaf_labels.tolist())[1]
     chosen = oracles.shortlist(None if negatives == "tfn" else matched, None if negatives == "man" else true, CHAIN[2])
-    found = level_shortlist(features, TREE.targets(targets)[1], 6, negatives, 60, None, 3, 1, start)
+    found = level_shortlist(features, TREE.targets(targets)[1], 6, negatives, 60, None, 3, start)
     for child in range(TREE.num_labels):
         documents = found.documents(int(TREE.parents(3)[child]))
         assert documents.tolist() == np.flatnonzero(chosen[:, child]).tolist()
@@ -109,8 +110,8 @@ def test_labels_learn_from_true_and_matched_clusters(negatives):
 def test_the_file_holds_the_levels_below_only(tmp_path):
     features, targets = random_problem(seed=4)
     start = random_beam(2, len(features))
-    ranker = train_ranker(features, targets, TREE, RankerArguments(), 1, start=start)
-    again = train_ranker(features, targets, TREE, RankerArguments(), 2, start=start)
+    ranker = train_ranker(features, targets, TREE, RankerArguments(), Runtime(1), initial_beam=start)
+    again = train_ranker(features, targets, TREE, RankerArguments(), Runtime(2), initial_beam=start)
     assert same_weights(ranker, again)
     whole = train_ranker(features, targets, TREE, RankerArguments())
     blocks = sum(-(-size // 16) for size in np.diff(TREE.child_offsets[2]))
@@ -118,7 +119,9 @@ def test_the_file_holds_the_levels_below_only(tmp_path):
     ranker.save_pretrained(tmp_path)
     loaded = LinearRanker.from_pretrained(tmp_path, tree=TREE)
     assert loaded.first_level == 3 and same_weights(loaded, ranker)
-    for found, expected in zip(loaded.predict(features, start=start), ranker.predict(features, start=start)):
+    for found, expected in zip(
+        loaded.predict(features, initial_beam=start), ranker.predict(features, initial_beam=start)
+    ):
         assert np.array_equal(found, expected)
 
 
@@ -133,9 +136,9 @@ def test_the_file_holds_the_levels_below_only(tmp_path):
 )
 def test_nodes_that_do_not_fit(start, message):
     features, targets = random_problem(seed=4)
-    ranker = train_ranker(features, targets, TREE, RankerArguments(), start=random_beam(2, 70))
+    ranker = train_ranker(features, targets, TREE, RankerArguments(), initial_beam=random_beam(2, 70))
     with pytest.raises(ValueError, match=message):
-        ranker.predict(features, start=start)
+        ranker.predict(features, initial_beam=start)
 
 
 # ---- The model ----
@@ -222,7 +225,7 @@ def test_training_takes_the_clusters_that_the_heads_find(trained):
     start = model.match(torch.from_numpy(features.dense), 1, 3)
     arguments = encoder_arguments("unused", "x-transformer").make_ranker_arguments()
     again = train_ranker(
-        model.ranker_features(features), model.labels.encode(data), model.label_tree, arguments, 1, start=start
+        model.ranker_features(features), model.labels.encode(data), model.label_tree, arguments, Runtime(1), start
     )
     assert same_weights(again, model.ranker)
 

@@ -23,6 +23,7 @@ LABEL_MAX_FEATURES = 1024  # as in training/stages.py
 def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int, setting: str) -> dict[str, Any]:
     """Builds the tree, trains the ranker and saves both."""
     from hf_xmc.features import Features
+    from hf_xmc.parallel.runtime import Runtime
     from hf_xmc.training.clustering import build_tree
     from hf_xmc.training.label_features import pifa
     from hf_xmc.training.options import RankerArguments, TreeArguments
@@ -36,10 +37,10 @@ def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int
     )
     inputs = Features(features).raised(options.get(POWER, 1)).normalized()
     label_features = pifa(inputs, labels, LABEL_MAX_FEATURES, threads)
-    tree = build_tree(label_features, TreeArguments(**tree_options), threads)
+    tree = build_tree(label_features, TreeArguments(**tree_options), Runtime(threads))
     del label_features
     tree_s = time.perf_counter() - start
-    ranker = train_ranker(inputs, labels, tree, RankerArguments(**ranker_options), threads)
+    ranker = train_ranker(inputs, labels, tree, RankerArguments(**ranker_options), Runtime(threads))
     fit_s = time.perf_counter() - start
     ranker.save_pretrained(model)
     tree.save_pretrained(model)

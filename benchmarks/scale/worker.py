@@ -19,6 +19,7 @@ from scipy.sparse import csr_matrix
 
 from hf_xmc.features import Features
 from hf_xmc.linear_ranker import LinearRanker
+from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training.clustering import build_tree
 from hf_xmc.training.label_features import pifa
 from hf_xmc.training.options import RankerArguments, TreeArguments
@@ -92,7 +93,7 @@ def fit(features: Features, targets: csr_matrix, threads: int, clock: Clock) -> 
     with clock("pifa_s"):
         label_features = pifa(features, targets, LABEL_MAX_FEATURES, threads)
     with clock("tree_s"):
-        tree = build_tree(label_features, TreeArguments(), threads)
+        tree = build_tree(label_features, TreeArguments(), Runtime(threads))
     del label_features
     levels: dict[str, float] = {}
     start = time.perf_counter()
@@ -102,7 +103,7 @@ def fit(features: Features, targets: csr_matrix, threads: int, clock: Clock) -> 
             levels[stage] = time.perf_counter() - start
 
     with clock("ranker_s"):
-        ranker = train_ranker(features, targets, tree, RankerArguments(), threads, progress)
+        ranker = train_ranker(features, targets, tree, RankerArguments(), Runtime(threads, progress))
     return ranker, levels
 
 

@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> None:
     )
     trainer.recorder.record.dataset, trainer.recorder.record.split = public_name(data.dataset), data.train_split
     resume: str | bool | None = args.resume_from_checkpoint
-    processes = trainer.work.processes
+    processes = trainer.cache.processes
     if processes.is_main:
         print(f"Training in {processes.count} process{'es' if processes.count > 1 else ''}.", flush=True)
     trained = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> None:
             "split": data.eval_split,
             "training_seconds": trained.metrics.get("train_runtime"),
         }
-        runtime = Runtime(args.num_threads, cache=trainer.work)
+        runtime = Runtime(args.num_threads, cache=trainer.cache)
         options = {"ks": args.eval_ks, "batch_size": args.per_device_eval_batch_size}
         measure(trainer.model, eval_dataset, path, facts, runtime, **options)
         trainer.create_model_card()

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Arrays = Mapping[str, np.ndarray]
 
-CACHE_FOLDER = ".work"
+CACHE_FOLDER = ".stage_cache"
 _KIND = "piece of a stage"
 # Seconds until a file of another process must be visible here: network file systems cache directories.
 _VISIBLE_WITHIN = 90

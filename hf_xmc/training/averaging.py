@@ -1,4 +1,4 @@
-"""Stochastic weight averaging: the mean of the states that weights go through late in training."""
+"""Stochastic weight averaging late in the training of a level."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from ..serialization import load_tensors, save_tensors
 from .fsdp import gathered, spread
@@ -16,72 +17,68 @@ AVERAGE_FILE = "average.safetensors"
 
 
 class WeightAverage:
-    """The running mean of a model's trainable weights, in float32. Empty at first."""
+    """Running mean of the trainable weights of a model, in float32. It is empty at first."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Discards the mean."""
         self.count, self.last_step = 0, -1
         self.mean: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
     def add(self, model: nn.Module, step: int) -> None:
-        """Takes the weights after `step` steps into the mean; a step counts once."""
+        """Adds the weights after `step` steps; a step is added once."""
         if step == self.last_step:
             return
+        weights = {name: own.detach().float() for name, own in model.named_parameters() if own.requires_grad}
+        if not self.count:
+            self.mean = {name: tensor.clone() for name, tensor in weights.items()}
+        else:
+            self.mean = {name: spread(mean, weights[name]) for name, mean in self.mean.items()}
+            get_swa_multi_avg_fn()(list(self.mean.values()), [weights[name] for name in self.mean], self.count)
         self.count, self.last_step = self.count + 1, step
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                now = parameter.detach().float()
-                if self.count == 1:
-                    self.mean[name] = now.clone()
-                else:
-                    mean = self.mean[name] = spread(self.mean[name], now)
-                    mean.add_(now - mean, alpha=1 / self.count)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
-        """The model has the mean for its weights, where there is one, and gets its own back afterwards."""
-        own = dict(model.named_parameters())
-        kept = {name: own[name].detach().clone() for name in self.mean}
-        self._copy(self.mean, own)
+        """Sets the weights of the model to the mean for a block of code."""
+        parameters = dict(model.named_parameters())
+        kept = {name: parameters[name].detach().clone() for name in self.mean}
+        self._copy(self.mean, parameters)
         try:
             yield
         finally:
-            self._copy(kept, own)
+            self._copy(kept, parameters)
 
-    def take(self, model: nn.Module) -> bool:
-        """
-        Replaces the weights by the mean, where there is one, and empties it.
-
-        Returns:
-            `bool`: whether there was one.
-        """
-        taken = self.count > 0
+    def apply(self, model: nn.Module) -> bool:
+        """Sets the weights of the model to the mean and discards it. Returns whether there was one."""
+        applied = self.count > 0
         self._copy(self.mean, dict(model.named_parameters()))
-        self.__init__()  # type: ignore[misc]
-        return taken
+        self.clear()
+        return applied
 
     def gather(self) -> None:
-        """Makes the mean whole, where it is spread over processes."""
+        """Gathers a mean that FSDP shards."""
         self.mean = {name: gathered(tensor) for name, tensor in self.mean.items()}
 
-    def save(self, folder: str, writes: bool = True) -> None:
-        """Writes the mean into a checkpoint, where there is one; of several processes all come, and one `writes`."""
+    def save(self, folder: str, is_main: bool = True) -> None:
+        """Writes the mean into a checkpoint. Collective: every process must call it; only the main one writes."""
         if not self.count:
             return
         tensors = {name: gathered(tensor).cpu().numpy() for name, tensor in self.mean.items()}
-        if writes:
-            path = os.path.join(folder, AVERAGE_FILE)
-            facts = {"count": str(self.count), "last_step": str(self.last_step)}
-            save_tensors(path, tensors, "average of weights", facts)
+        if is_main:
+            metadata = {"count": str(self.count), "last_step": str(self.last_step)}
+            save_tensors(os.path.join(folder, AVERAGE_FILE), tensors, "average of weights", metadata)
 
     def load(self, folder: str, device: torch.device) -> None:
-        """Goes on from the mean in a checkpoint; it is empty where there is none."""
-        self.__init__()  # type: ignore[misc]
+        """Reads the mean of a checkpoint, if it has one."""
+        self.clear()
         path = os.path.join(folder, AVERAGE_FILE)
         if os.path.isfile(path):
-            tensors, facts = load_tensors(path, "average of weights")
+            tensors, metadata = load_tensors(path, "average of weights")
             self.mean = {name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()}
-            self.count, self.last_step = int(facts["count"]), int(facts["last_step"])
+            self.count, self.last_step = int(metadata["count"]), int(metadata["last_step"])
 
     @staticmethod
     @torch.no_grad()

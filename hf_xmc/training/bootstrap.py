@@ -1,4 +1,4 @@
-"""What happens before a level is fine-tuned: its shortlist, equations (7) and (8), and its bootstrap, (11)."""
+"""Shortlist (XR-Transformer, eq. 7 and 8) and bootstrap (eq. 11) of a level before it is fine-tuned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from ..label_tree import LabelTree
 from ..linear_ranker import Beam
 from ..modeling_heads import AdaptiveHead, BottleneckHead, Head, LevelHead
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.stage_cache import NO_CACHE, StageCache
+from ..parallel.runtime import Runtime
 from ..simd import LANES
-from ..utils import Progress
 from .level_data import LevelData
 from .options import LevelArguments, RankerArguments, per_level
 from .ranker import train_classifiers
@@ -25,18 +24,18 @@ from .shortlist import Shortlist
 
 _SOLVER_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
-# Dense vectors resemble each other: the squared hinge takes more passes than on TF-IDF to come near its optimum.
-_BOOTSTRAP_PASSES = 60
+# The squared hinge converges more slowly on dense vectors, which resemble each other, than on TF-IDF.
+BOOTSTRAP_PASSES = 60
 
-# Documents whose principal components a projection starts from.
-_PRINCIPAL_DOCUMENTS = 16384
-# The time of a bootstrap grows with the length of the vectors, and those of several layers side by side repeat a lot:
-# longer ones than the first number are solved on as many principal components as the second.
-_MAX_DIMENSIONS, _COMPONENTS = 1024, 384
+# Documents from which principal components are computed.
+PRINCIPAL_DOCUMENTS = 16384
+# Concatenated layers are long and redundant: vectors longer than the first number are bootstrapped on as many
+# principal components as the second.
+MAX_DIMENSIONS, COMPONENTS = 1024, 384
 
 
 def needs_vectors(arguments: LevelArguments, tree: LabelTree, levels: Sequence[int], index: int) -> bool:
-    """Whether the `index`-th of the trained levels can only start with the encoder's vectors of all documents."""
+    """Whether shortlist or bootstrap of the `index`-th trained level need the document vectors."""
     negatives = arguments.choose_negatives(tree, levels)[index]
     return arguments.bootstrap or (index > 0 and negatives in ("man", "both"))
 
@@ -47,27 +46,24 @@ def make_level_data(
     index: int,
     arguments: LevelArguments,
     vectors: np.ndarray | None,
-    progress: Progress | None = None,
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
 ) -> LevelData:
     """
-    The shortlists of one level by the heads above it, and all else a batch of the level is made of.
+    Computes the shortlists of a level with the heads above it.
 
     Args:
         model ([`XMCForTextClassification`]):
-            The model; its heads above the level are trained.
+            The model; the heads above the level are trained.
         counts (`list[csr_matrix]`):
-            What [`LabelTree.targets`] gives.
+            Result of [`LabelTree.targets`].
         index (`int`):
-            Which of the trained levels, counted from 0.
+            Index of the level among the trained levels.
         arguments ([`LevelArguments`]):
             Options.
         vectors (`np.ndarray`, *optional*):
-            The encoder's vectors of the documents, where [`needs_vectors`] says so.
-        progress (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            Shares the documents out over processes; this process alone by default.
+            Document vectors, if [`needs_vectors`].
+        runtime ([`Runtime`], *optional*):
+            Threads, progress and cache.
     """
     tree, levels = model.label_tree, model.config.head_levels
     assert tree is not None and levels is not None
@@ -82,7 +78,7 @@ def make_level_data(
         if negatives != "tfn":
             assert vectors is not None
             beam_size = per_level(arguments.beam_size, len(levels), "beam_size")[index]
-            parts.append(_predicted_nodes(model, vectors, above, min(beam_size, size), progress, work))
+            parts.append(_predicted_nodes(model, vectors, above, min(beam_size, size), runtime))
         shortlist = csr_matrix(sum(parts[1:], start=parts[0]) > 0, dtype=np.float32)
         shortlist.sort_indices()
     return level_data(tree, counts, levels, index, shortlist, arguments)
@@ -96,7 +92,7 @@ def level_data(
     shortlist: csr_matrix | None,
     arguments: LevelArguments,
 ) -> LevelData:
-    """The data of the `index`-th of the trained levels with a shortlist that is there already."""
+    """Returns the data of the `index`-th trained level for a given shortlist."""
     level, above = levels[index], levels[index - 1] if index else 0
     is_dynamic = index > 0 and arguments.choose_negatives(tree, levels)[index] == "dynamic"
     return LevelData(
@@ -115,8 +111,10 @@ def starting_data(
     data: LevelData, tree: LabelTree, counts: list[csr_matrix], levels: Sequence[int], index: int, joint: bool
 ) -> LevelData:
     """
-    What the head of a level starts from: its own data or, where the level above is trained in the same steps, the
-    children of the true nodes. They are few, the same for all kinds of negatives, and the levels above tell the rest.
+    Returns the data from which the head of a level is initialised.
+
+    Where the level above is trained in the same steps, these are the children of the true nodes: they are few, the
+    same for every kind of negatives, and the level above tells the other clusters apart.
     """
     if not joint or index == 0:
         return data
@@ -125,7 +123,7 @@ def starting_data(
 
 
 def _parts(head: Head, data: LevelData) -> Iterator[tuple[LevelHead, LevelData]]:
-    """A head with its data; of an adaptive head each tail with its own, the documents with a true label in it."""
+    """Yields a head with its data; for an adaptive head every tail with the documents that have a true label in it."""
     if not isinstance(head, AdaptiveHead):
         yield head, data
         return
@@ -138,23 +136,18 @@ def _parts(head: Head, data: LevelData) -> Iterator[tuple[LevelHead, LevelData]]
 
 @torch.no_grad()
 def _predicted_nodes(
-    model: XMCForTextClassification,
-    vectors: np.ndarray,
-    level: int,
-    top_k: int,
-    progress: Progress | None,
-    work: StageCache,
+    model: XMCForTextClassification, vectors: np.ndarray, level: int, top_k: int, runtime: Runtime
 ) -> csr_matrix:
-    """`P^(t)`: the best nodes of a level for each document."""
+    """`P^(t)` of XR-Transformer, eq. 7: the best nodes of a level for each document."""
 
     def search(start: int, stop: int) -> dict[str, np.ndarray]:
         part = torch.from_numpy(vectors[start:stop]).to(model.device)
-        found = model.search_level(part, level, top_k, beam_size=top_k)[1].cpu().numpy()
-        if progress is not None:
-            progress("shortlist", stop, len(vectors))
-        return {"nodes": found}
+        nodes = model.search_level(part, level, top_k, beam_size=top_k)[1].cpu().numpy()
+        if runtime.progress is not None:
+            runtime.progress("shortlist", stop, len(vectors))
+        return {"nodes": nodes}
 
-    nodes = work.rows("nodes", len(vectors), search)["nodes"]
+    nodes = runtime.cache.rows("nodes", len(vectors), search)["nodes"]
     known = nodes >= 0
     indptr = np.concatenate([[0], np.cumsum(known.sum(axis=1))])
     assert model.label_tree is not None
@@ -165,29 +158,15 @@ def _predicted_nodes(
 
 
 def match_documents(
-    model: XMCForTextClassification, vectors: np.ndarray, level: int, top_k: int, work: StageCache = NO_CACHE
+    model: XMCForTextClassification, vectors: np.ndarray, level: int, top_k: int, runtime: Runtime = Runtime()
 ) -> Beam:
-    """
-    What [`~XMCForTextClassification.match`] finds for many documents.
-
-    Args:
-        model ([`XMCForTextClassification`]):
-            A model with heads down to the level.
-        vectors (`np.ndarray`):
-            The encoder's vectors of the documents.
-        level (`int`):
-            Level, counted from 1.
-        top_k (`int`):
-            Nodes per document.
-        work ([`StageCache`], *optional*):
-            Shares the documents out over processes; this process alone by default.
-    """
+    """Returns the `top_k` best nodes of a level for all documents, see [`~XMCForTextClassification.match`]."""
 
     def match(start: int, stop: int) -> dict[str, np.ndarray]:
         beam = model.match(torch.from_numpy(vectors[start:stop]).to(model.device), level, top_k)
         return {"nodes": beam.nodes, "log_probabilities": beam.log_probabilities}
 
-    return Beam(level, **work.rows("matched nodes", len(vectors), match))
+    return Beam(level, **runtime.cache.rows("matched nodes", len(vectors), match))
 
 
 def bootstrap_head(
@@ -196,42 +175,36 @@ def bootstrap_head(
     vectors: np.ndarray,
     arguments: LevelArguments,
     seed: int = 0,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
 ) -> None:
     """
-    Sets a head to the solution of the level's objective with the encoder as it is.
+    Sets a head to the solution of the level's objective for fixed document vectors.
 
-    A projection starts from the principal components of the vectors, and the rows behind it from the solution on them.
+    A projection is initialised with the principal components of the vectors, and the rows behind it with the solution
+    on these components.
 
     Args:
         head ([`LevelHead`] or [`AdaptiveHead`]):
             The head; it is overwritten.
         data ([`LevelData`]):
-            The level's targets, shortlists and weights.
+            Targets, shortlists and weights of the level.
         vectors (`np.ndarray`):
-            The encoder's vectors of the documents.
+            Document vectors.
         arguments ([`LevelArguments`]):
             Options.
         seed (`int`, *optional*, defaults to 0):
             Seed of the order in which documents are visited.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        progress (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            Shares the nodes out over processes; this process alone by default.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress and cache.
     """
-    for part, own_data in _parts(head, data):
+    for part, part_data in _parts(head, data):
         is_short = isinstance(part, BottleneckHead)
-        if not is_short and vectors.shape[1] <= _MAX_DIMENSIONS:
-            rows, bias = _solve(own_data, vectors, arguments, seed, num_threads, progress, work)
+        if not is_short and vectors.shape[1] <= MAX_DIMENSIONS:
+            rows, bias = _solve(part_data, vectors, arguments, seed, runtime)
         else:
-            count = part.weight.shape[1] if is_short else _COMPONENTS
+            count = part.weight.shape[1] if is_short else COMPONENTS
             projection, centre = principal_components(vectors, count, seed)
-            components = vectors @ projection.T - centre
-            rows, bias = _solve(own_data, components, arguments, seed, num_threads, progress, work)
+            rows, bias = _solve(part_data, vectors @ projection.T - centre, arguments, seed, runtime)
             bias = bias - rows @ centre
             rows = rows if is_short else rows @ projection
         with torch.no_grad():
@@ -243,15 +216,15 @@ def bootstrap_head(
 
 def principal_components(vectors: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """
-    The projection on the directions in which vectors differ most, of a sample where there are many.
+    Principal components of document vectors, computed on a sample where there are many.
 
     Returns:
-        `tuple[np.ndarray, np.ndarray]`: the projection, `(count, dimensions)`, and where the mean of the vectors comes
-        to lie. It is scaled so that what is left without the mean has length 1 on average: encoders whose vectors all
-        point the same way need it, for a classifier's weights are kept small.
+        `tuple[np.ndarray, np.ndarray]`: the projection `(count, dimensions)` and the projected mean. The projection is
+        scaled so that centred vectors have length 1 on average; otherwise vectors that all point the same way would
+        need large classifier weights, which regularisation prevents.
     """
-    if len(vectors) > _PRINCIPAL_DOCUMENTS:
-        chosen = np.random.default_rng(seed).choice(len(vectors), _PRINCIPAL_DOCUMENTS, replace=False)
+    if len(vectors) > PRINCIPAL_DOCUMENTS:
+        chosen = np.random.default_rng(seed).choice(len(vectors), PRINCIPAL_DOCUMENTS, replace=False)
         vectors = vectors[np.sort(chosen)]
     mean = vectors.mean(axis=0)
     centred = vectors - mean
@@ -263,17 +236,11 @@ def principal_components(vectors: np.ndarray, count: int, seed: int = 0) -> tupl
 
 
 def _solve(
-    data: LevelData,
-    vectors: np.ndarray,
-    arguments: LevelArguments,
-    seed: int,
-    num_threads: int | None,
-    progress: Progress | None,
-    work: StageCache,
+    data: LevelData, vectors: np.ndarray, arguments: LevelArguments, seed: int, runtime: Runtime
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and biases of the level's nodes that solve its objective for these vectors."""
+    """Returns the weight rows and biases that solve the level's objective for fixed vectors."""
     cost = arguments.bootstrap_cost
-    # The solver scales the shares of cost-sensitive positives to `cost` on average, and so the others with them.
+    # The solver scales cost-sensitive positives to `cost` on average; negatives are scaled alike.
     scale = data.mean_true if data.cost_sensitive else 1.0
     settings = RankerArguments(
         loss=_SOLVER_LOSSES[arguments.loss],
@@ -281,7 +248,7 @@ def _solve(
         negative_cost=max(cost * data.negative_weight * scale, 1e-6),
         cost_sensitive=data.cost_sensitive,
         weight_dtype="float32",
-        max_passes=_BOOTSTRAP_PASSES,
+        max_passes=BOOTSTRAP_PASSES,
         ranker_seed=seed,
     )
     if data.shortlist is None:
@@ -294,7 +261,7 @@ def _solve(
         shortlist = Shortlist(by_node.indptr.astype(np.int64), by_node.indices.astype(np.int64))
     stage = f"bootstrap level {data.level}"
     blocks, dense = train_classifiers(
-        Features(None, vectors), data.counts, offsets, shortlist, settings, stage, num_threads, progress, work
+        Features(None, vectors), data.counts, offsets, shortlist, settings, stage, runtime
     )
     width = vectors.shape[1] + 1
     lanes = dense.reshape(len(blocks), width, LANES).transpose(0, 2, 1)
@@ -307,18 +274,18 @@ def _solve(
 
 def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
     """
-    Sets a head's rows to 0 and its biases to what is right without looking at the document.
+    Sets the weights of a head to 0 and its biases to the logits of the nodes' frequencies.
 
     Args:
         head ([`LevelHead`] or [`AdaptiveHead`]):
-            The head; its rows are overwritten, projections stay what they are.
+            The head. Projections are left unchanged.
         data ([`LevelData`]):
-            The level's targets and shortlists.
+            Targets and shortlists of the level.
         loss (`str`):
             Loss of the heads.
     """
-    for part, own_data in _parts(head, data):
-        bias = _frequency_bias(own_data, loss)
+    for part, part_data in _parts(head, data):
+        bias = _frequency_bias(part_data, loss)
         with torch.no_grad():
             part.weight.zero_()
             part.bias.copy_(torch.from_numpy(bias.astype(np.float32)))
@@ -330,11 +297,11 @@ def _frequency_bias(data: LevelData, loss: str) -> np.ndarray:
     if data.shortlist is not None:
         sizes = np.diff(data.offsets)
         shown = np.repeat(np.bincount(data.shortlist.indices, minlength=len(sizes)), sizes).astype(np.float64)
-        # Without teacher forcing a true node may be no candidate of its document.
+        # Without teacher forcing a true node may not be a candidate of its document.
         rows = np.repeat(np.arange(data.counts.shape[0]), np.diff(data.counts.indptr))
         above = np.repeat(np.arange(len(sizes)), sizes)[data.counts.indices]
         known = np.asarray(data.shortlist[rows, above]).ravel() > 0
         true = np.bincount(data.counts.indices[known], minlength=len(true)).astype(np.float64)
-    # As if each node had been seen once more as true and once more as false.
+    # Laplace smoothing: one more positive and one more negative document.
     probability = (true + 1) / (shown + 2)
     return logit(probability) if loss == "bce" else 2 * probability - 1

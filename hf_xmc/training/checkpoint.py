@@ -17,6 +17,7 @@ from scipy.sparse import csr_matrix
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..serialization import atomic_write, load_tensors, read_json, save_tensors, write_json
+from .arguments import XMCTrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -172,3 +173,38 @@ def last_checkpoint(folder: str | os.PathLike) -> str | None:
             "The checkpoint `%s` cannot be used: %s. An earlier one is taken, if there is one.", path, damage
         )
     return None
+
+
+def find_checkpoint(args: XMCTrainingArguments, resume: str | bool | None) -> str | None:
+    """
+    Returns the checkpoint to resume from, if there is one.
+
+    Args:
+        args ([`XMCTrainingArguments`]): Options.
+        resume (`str` or `bool`, *optional*): A checkpoint, or `True` for the last complete one in `args.output_dir`.
+    """
+    if not resume:
+        return None
+    if resume is True:
+        if not args.trains_encoder:
+            return None
+        checkpoint = last_checkpoint(str(args.output_dir))
+        if checkpoint is None:
+            logger.warning("`%s` has no checkpoint yet: training starts from the beginning.", args.output_dir)
+        return checkpoint
+    folder = os.fspath(resume)
+    if not args.trains_encoder:
+        raise ValueError(
+            f"The method {args.method!r} has no checkpoints such as `{folder}`. Pass `resume_from_checkpoint=True` to "
+            "reuse the finished pieces in `output_dir`."
+        )
+    if not os.path.isfile(os.path.join(folder, LEVEL_FILE)):
+        raise FileNotFoundError(
+            f"`{folder}` is not a checkpoint of hf_xmc: it has no `{LEVEL_FILE}`. Pass a folder `checkpoint-N`."
+        )
+    damage = find_damage(folder)
+    if damage is not None:
+        raise ValueError(
+            f"The checkpoint `{folder}` is damaged: {damage}. Pass another one, or `True` for the last complete one."
+        )
+    return folder

@@ -12,67 +12,65 @@ import numpy as np
 from ..features import Features
 from ..label_tree import LabelTree
 from ..linear_ranker import sparse_part
+from ..parallel.runtime import Runtime
 from ..utils import Progress, count_threads
 from .kernels_cluster import bisect, nearest_centre
 from .options import TreeArguments
 
-# A first level of up to this many nodes is searched whole; more are put under a level of their own.
+# Largest first level; more nodes get another level above them.
 _MAX_TOP_NODES = 64
 
 
 def build_tree(
     label_features: Features,
     arguments: TreeArguments,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
+    runtime: Runtime = Runtime(),
 ) -> LabelTree:
     """
     Builds the label tree.
 
     Args:
         label_features (`Features`):
-            One row per label; zero rows (labels without documents or text) are spread over the tree.
+            One row per label. Zero rows (labels without documents or text) are spread over the tree.
         arguments (`TreeArguments`):
-            Shape of the tree.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default. The tree does not depend on it.
-        progress (`Callable`, *optional*):
-            Called with (stage, done, total).
+            Options.
+        runtime ([`Runtime`], *optional*):
+            Threads and progress. The tree does not depend on it.
     """
     num_labels = len(label_features)
     if num_labels == 0:
         raise ValueError("There are no labels to build a tree from: the training data has no label at all.")
     if arguments.clustering == "frequency":
-        raise ValueError("Features say nothing of frequencies: `frequency_tree` makes the tree from counts.")
+        raise ValueError("`clustering='frequency'` needs label counts: call `frequency_tree`.")
     if arguments.clustering == "flat" or arguments.max_depth == 1 or num_labels <= arguments.max_leaf_size:
         return LabelTree.flat(num_labels)
-    rows = _Rows(label_features, num_threads)
+    rows = _Rows(label_features, runtime)
     if arguments.clustering == "kmeans":
-        return _kmeans_tree(rows, arguments, progress)
-    return _balanced_tree(rows, arguments, num_threads, progress)
+        return _kmeans_tree(rows, arguments, runtime.progress)
+    return _balanced_tree(rows, arguments, runtime)
 
 
 def frequency_tree(counts: np.ndarray, shares: Sequence[float], shares_of: str = "mass") -> LabelTree:
     """
-    Labels sorted by frequency and cut into frequent ones and tails, as a tree of two levels.
+    Sorts labels by frequency and splits them into a head cluster and tail clusters (APLC-XLNet), a tree of two levels.
 
-    The first level has a node for each frequent label and then a gate for each tail; the second are the labels, most
-    frequent first. A tail without labels is left out, and a label does not make a tail of its own.
+    The first level has a node for each frequent label, followed by a node for each tail. The second level are the
+    labels, most frequent first. Empty tails are left out, and a single label does not form a tail.
 
     Args:
         counts (`np.ndarray`):
             Training documents of each label.
         shares (`Sequence[float]`):
-            Parts of the frequent labels and of each tail.
+            Shares of the head cluster and of each tail cluster.
         shares_of (`str`, *optional*, defaults to `"mass"`):
-            What the shares divide: `"mass"`, the sum of `counts`, or `"count"`, the number of labels.
+            What is divided: `"mass"`, the sum of `counts`, or `"count"`, the number of labels.
     """
     if len(counts) == 0:
         raise ValueError("There are no labels to build a tree from: the training data has no label at all.")
     order = np.argsort(-np.asarray(counts, dtype=np.int64), kind="stable")
     mass = np.asarray(counts, dtype=np.float64)[order] if shares_of == "mass" else np.ones(len(order))
     before = (np.cumsum(mass) - mass) / max(mass.sum(), 1)
-    # A label belongs to the share in which its part of the whole begins.
+    # A label belongs to the cluster in which its interval of the cumulated mass begins.
     bounds = np.cumsum(shares)[:-1]
     part = np.searchsorted(bounds, before + 1e-9, side="right")
     num_frequent, *sizes = np.bincount(part, minlength=len(shares)).tolist()
@@ -87,7 +85,7 @@ def frequency_tree(counts: np.ndarray, shares: Sequence[float], shares_of: str =
 
 
 def balanced_arities(num_labels: int, branching: int, max_leaf_size: int, max_depth: int | None) -> list[int]:
-    """Children per node of each level above the labels, root first: all nodes of a level have equally many."""
+    """Returns the children per node of each level above the labels, root first. Nodes of a level have equally many."""
     clusters = math.ceil(num_labels / max_leaf_size)
     arities: list[int] = []
     while clusters > max(branching, _MAX_TOP_NODES) and (max_depth is None or len(arities) < max_depth - 2):
@@ -97,29 +95,28 @@ def balanced_arities(num_labels: int, branching: int, max_leaf_size: int, max_de
 
 
 class _Rows:
-    """Label features as the kernels want them, and zeroed working memory for each thread."""
+    """Label features as the kernels take them, and zeroed working memory for each thread."""
 
-    def __init__(self, features: Features, num_threads: int | None) -> None:
+    def __init__(self, features: Features, runtime: Runtime) -> None:
         sparse = sparse_part(features)
         dense = np.empty((len(features), 0), np.float32) if features.dense is None else features.dense
         self.arrays = (sparse.indptr, sparse.indices, sparse.data, dense)
         self.count, self.num_sparse, self.num_dense = len(features), features.num_sparse, features.num_dense
-        self.work: SimpleQueue = SimpleQueue()
-        for _ in range(count_threads(num_threads)):
-            self.work.put((np.zeros((self.num_sparse, 2), np.float32), np.zeros((self.num_dense, 2), np.float32)))
+        self.num_threads = count_threads(runtime.num_threads)
+        self.buffers: SimpleQueue = SimpleQueue()
+        for _ in range(self.num_threads):
+            self.buffers.put((np.zeros((self.num_sparse, 2), np.float32), np.zeros((self.num_dense, 2), np.float32)))
 
     def bisect(self, members: np.ndarray, left_count: int, iterations: int, seed: int) -> None:
-        work = self.work.get()
+        buffers = self.buffers.get()
         try:
-            bisect(*self.arrays, members, left_count, iterations, seed, *work)
+            bisect(*self.arrays, members, left_count, iterations, seed, *buffers)
         finally:
-            self.work.put(work)
+            self.buffers.put(buffers)
 
 
-def _balanced_tree(
-    rows: _Rows, arguments: TreeArguments, num_threads: int | None, progress: Progress | None
-) -> LabelTree:
-    """The shape follows from the number of labels; clustering only decides the order of the labels."""
+def _balanced_tree(rows: _Rows, arguments: TreeArguments, runtime: Runtime) -> LabelTree:
+    """Recursive balanced k-means. The shape follows from the number of labels; clustering decides their order."""
     arities = balanced_arities(rows.count, arguments.branching, arguments.max_leaf_size, arguments.max_depth)
     sizes = np.array([rows.count])
     child_offsets = []
@@ -130,10 +127,10 @@ def _balanced_tree(
     boundaries = child_offsets[-1]
     strides = np.cumprod([1, *arities[:0:-1]])[::-1].tolist()  # lowest nodes under one node of each level, top first
     order = np.random.default_rng(arguments.tree_seed).permutation(rows.count)
-    # Ranges of lowest nodes still to be cut in two; all ranges of one round are independent.
+    # Ranges of lowest nodes that are still to be split in two. The ranges of one round are independent.
     ranges = [(0, len(sizes))]
     done = 0
-    with ThreadPoolExecutor(count_threads(num_threads)) as pool:
+    with ThreadPoolExecutor(rows.num_threads) as pool:
         while ranges:
             cuts = [(first, _middle(first, last, strides), last) for first, last in ranges if last - first > 1]
 
@@ -144,20 +141,20 @@ def _balanced_tree(
 
             for _ in pool.map(cut, cuts):
                 done += 1
-                if progress is not None:
-                    progress("tree", done, len(sizes) - 1)
+                if runtime.progress is not None:
+                    runtime.progress("tree", done, len(sizes) - 1)
             ranges = [part for first, middle, last in cuts for part in ((first, middle), (middle, last))]
     return LabelTree(child_offsets, order)
 
 
 def _middle(first: int, last: int, strides: list[int]) -> int:
-    """Where a range of lowest nodes is cut: at the border of a node as high up as there is one inside the range."""
+    """Returns where to split a range of lowest nodes: at the border of the highest node inside the range."""
     stride = next(stride for stride in strides if last - first > stride)
     return first + (last - first) // stride // 2 * stride
 
 
 def _kmeans_tree(rows: _Rows, arguments: TreeArguments, progress: Progress | None) -> LabelTree:
-    """Each node is split by plain spherical k-means until it is small enough or the depth is reached."""
+    """Splits every node by spherical k-means until it is small enough or the depth is reached."""
     depth = arguments.max_depth or 3
     groups = [np.arange(rows.count)]
     parents = []
@@ -182,7 +179,7 @@ def _kmeans_tree(rows: _Rows, arguments: TreeArguments, progress: Progress | Non
 
 
 def _kmeans_split(rows: _Rows, members: np.ndarray, k: int, iterations: int, seed: int) -> list[np.ndarray]:
-    """Clusters of a plain spherical k-means; empty ones are dropped."""
+    """Returns the non-empty clusters of spherical k-means."""
     indptr, indices, data, dense = rows.arrays
     k = min(k, len(members))
     start = np.random.default_rng(seed).choice(len(members), k, replace=False)

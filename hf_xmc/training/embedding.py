@@ -1,10 +1,10 @@
-"""Tokens and vectors of whole datasets: made once, kept on disk."""
+"""Tokens and document vectors of whole datasets, computed once and kept on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,16 @@ from datasets import Features as Columns
 from datasets import List as ListColumn
 
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.stage_cache import NO_CACHE, StageCache, digest
+from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import digest
 from ..serialization import load_tensors, save_tensors
-from ..text_encoder import pad_batch
-from ..utils import Progress
 
 _BATCH_SIZE = 1024
 
 
 def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Dataset:
     """
-    The token ids of a dataset's texts in an Arrow file, which later runs find in the cache of `datasets`.
+    Tokenises the texts of a dataset. The cache of `datasets` keeps the result for later runs.
 
     Args:
         model ([`XMCForTextClassification`]):
@@ -33,8 +32,8 @@ def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Datas
             Documents with a column `text`.
 
     Returns:
-        `datasets.Dataset`: `token_ids` (windows of each document), `length` (tokens of the first one) and `document`
-        (its row).
+        `datasets.Dataset`: `token_ids` (windows of each document), `length` (tokens of the first window) and
+        `document` (row number).
     """
     if "text" not in dataset.column_names:
         raise ValueError(f"An encoder reads texts, but the dataset has only {', '.join(dataset.column_names)}.")
@@ -57,74 +56,53 @@ def _tokenize_batch(batch: dict[str, Any], rows: list[int], model: XMCForTextCla
     return {"token_ids": windows, "length": [len(own[0]) for own in windows], "document": rows}
 
 
-class TokenCollator:
-    """
-    Puts tokenised documents into a batch, padded to the longest of them. Fine-tuning sees their first window.
-
-    Args:
-        padding (`int`):
-            Id that fills up.
-    """
-
-    def __init__(self, padding: int) -> None:
-        self.padding = padding
-
-    def __call__(self, documents: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        ids, mask = pad_batch([document["token_ids"][0] for document in documents], self.padding)
-        rows = torch.tensor([document["document"] for document in documents])
-        return {"input_ids": ids, "attention_mask": mask, "documents": rows}
-
-
 def embed_dataset(
     model: XMCForTextClassification,
     tokens: Dataset,
     batch_size: int,
-    cache: str | None = None,
-    progress: Progress | None = None,
-    work: StageCache = NO_CACHE,
-    documents: Callable[[], str] | None = None,
+    cache_folder: str | None = None,
+    runtime: Runtime = Runtime(),
+    tokens_key: Callable[[], str] | None = None,
 ) -> np.ndarray:
     """
-    The encoder's vectors of tokenised documents.
+    Computes the encoder's vectors of tokenised documents.
 
     Args:
         model ([`XMCForTextClassification`]):
             Model with an encoder.
         tokens (`datasets.Dataset`):
-            What [`tokenize_dataset`] made.
+            Result of [`tokenize_dataset`].
         batch_size (`int`):
-            Windows that go through the encoder together.
-        cache (`str`, *optional*):
-            Folder in which vectors are kept, by content: the same documents and the same encoder are not encoded
-            twice.
-        progress (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            Shares the documents out over processes; this process alone by default.
-        documents (`Callable[[], str]`, *optional*):
-            Gives what [`tokens_digest`] would, where that is known already.
+            Windows in a batch of the encoder.
+        cache_folder (`str`, *optional*):
+            Folder that keeps vectors by content of documents and encoder.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress and cache.
+        tokens_key (`Callable[[], str]`, *optional*):
+            Returns the result of [`tokens_digest`], if it is known.
     """
 
     def key() -> str:
-        known = tokens_digest(tokens) if documents is None else documents()
-        return digest(known, _encoder_digest(model))
+        return digest(tokens_digest(tokens) if tokens_key is None else tokens_key(), _encoder_digest(model))
 
-    path = None if cache is None else os.path.join(cache, f"{key()}.safetensors")
-    if path is not None and work.processes.agree(os.path.isfile(path)):
+    processes = runtime.cache.processes
+    path = None if cache_folder is None else os.path.join(cache_folder, f"{key()}.safetensors")
+    if path is not None and processes.agree(os.path.isfile(path)):
         return load_tensors(path, "embeddings")[0]["vectors"]
 
     def embed(start: int, stop: int) -> dict[str, np.ndarray]:
+        progress = runtime.progress
         report = None if progress is None else lambda done: progress("embed", start + done, len(tokens))
         return {"vectors": model.embed(tokens[start:stop]["token_ids"], batch_size, report)}
 
-    vectors = work.rows("vectors", len(tokens), embed, key)["vectors"]
-    if path is not None and work.processes.is_main:
+    vectors = runtime.cache.rows("vectors", len(tokens), embed, key)["vectors"]
+    if path is not None and processes.is_main:
         save_tensors(path, {"vectors": vectors}, "embeddings", {})
     return vectors
 
 
 def tokens_digest(tokens: Dataset) -> str:
-    """A fingerprint of tokenised documents by content: equal for equal tokens in the same order."""
+    """Fingerprint of tokenised documents: equal for equal tokens in the same order."""
     fingerprint = hashlib.blake2b(digest_size=16)
     for batch in tokens.with_format("numpy").iter(_BATCH_SIZE):
         for windows in batch["token_ids"]:
@@ -141,7 +119,7 @@ def _token_settings(model: XMCForTextClassification) -> str:
 
 
 def _encoder_digest(model: XMCForTextClassification) -> str:
-    """Changes with the encoder's weights, with their precision and with the way its states are pooled."""
+    """Fingerprint of the encoder: its weights, their precision and the pooling."""
     assert model.encoder is not None
     settings = f"{model.config.pooling} {model.config.pooling_layers} {model.autocast_dtype}"
     fingerprint = hashlib.blake2b(settings.encode(), digest_size=16)

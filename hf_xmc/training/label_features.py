@@ -1,4 +1,4 @@
-"""What a label looks like: the vectors that place it in the tree."""
+"""Label features: the vectors from which the label tree is built, and label texts as training documents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from ..label_tree import binarized
 from ..utils import count_threads
 from .kernels_cluster import aggregate_rows, close_gaps, entry_bounds
 
-if TYPE_CHECKING:  # a ranker can be trained on vectors without all that a model imports
+if TYPE_CHECKING:  # training a ranker on vectors does not import the model
     from ..modeling_xmc import XMCForTextClassification
 
-# What places a label in the tree; those of the second line need an encoder.
+# The kinds from the fourth on need an encoder.
 LABEL_FEATURES = ("pifa", "text", "both", "embedding", "text-embedding")
 ENCODER_LABEL_FEATURES = LABEL_FEATURES[3:]
 
-# Labels aggregated in one piece of work.
+# Largest entries kept of a label's PIFA vector: a few hundred decide its place in the tree.
+MAX_PIFA_FEATURES = 1024
+# Labels aggregated in one task.
 _LABELS_PER_TASK = 256
 
 
@@ -30,25 +32,22 @@ def describe_labels(
     features: Features,
     targets: csr_matrix,
     kind: str,
-    max_sparse: int | None = None,
     num_threads: int | None = None,
 ) -> Features:
     """
-    One vector per label, for the tree.
+    Computes one vector per label for the tree.
 
     Args:
         model ([`XMCForTextClassification`]):
             Model with labels; its TF-IDF or encoder reads their texts.
         features (`Features`):
-            Documents: with a dense part, the encoder's vectors, where `kind` is `"embedding"`.
+            Documents; with `kind="embedding"` their dense part holds the encoder's vectors.
         targets (`csr_matrix`):
             `(documents, labels)` indicator of the true labels.
         kind (`str`):
-            `"pifa"`: the documents that carry a label; `"text"`: TF-IDF of its own text; `"both"` side by side;
-            `"embedding"`: as `"pifa"`, but the encoder's vectors of the documents alone; `"text-embedding"`: the
-            encoder's vector of the label's own text.
-        max_sparse (`int`, *optional*):
-            Largest entries kept of each label's sparse PIFA vector; all by default.
+            `"pifa"`: sum of the label's documents; `"text"`: TF-IDF of the label text; `"both"`: concatenation of the
+            two; `"embedding"`: PIFA of the encoder's document vectors; `"text-embedding"`: the encoder's vector of the
+            label text.
         num_threads (`int`, *optional*):
             Threads to use; all cores by default.
     """
@@ -59,7 +58,7 @@ def describe_labels(
         return pifa(Features(None, features.dense), targets)
     parts = []
     if kind != "text":
-        parts.append(pifa(features, targets, max_sparse, num_threads))
+        parts.append(pifa(features, targets, MAX_PIFA_FEATURES, num_threads))
     if kind != "pifa":
         texts = check_label_texts(model, "label_features", kind)
         assert model.tfidf is not None
@@ -68,34 +67,34 @@ def describe_labels(
 
 
 def label_documents(
-    model: XMCForTextClassification, length: float, num_threads: int | None = None
+    model: XMCForTextClassification, weight: float, num_threads: int | None = None
 ) -> tuple[Features, csr_matrix]:
     """
-    The labels' own texts as documents for the ranker.
+    Returns the label texts as training documents of the ranker.
 
-    A rare label has few documents to learn its words from, and its own text is made of them.
+    Rare labels have few documents, and their texts consist of words that such documents use.
 
     Args:
         model ([`XMCForTextClassification`]):
-            Model with labels that have texts, TF-IDF and, if it has one, the trained encoder.
-        length (`float`):
-            Length of their vectors in proportion to those of documents. A name says what to look for and nothing of
-            the words that documents have beside it: it should count less than they do.
+            Model with label texts, TF-IDF and, for methods with an encoder, the trained encoder.
+        weight (`float`):
+            Norm of the vectors; documents have norm 1.
         num_threads (`int`, *optional*):
             Threads to use; all cores by default.
 
     Returns:
-        `tuple[Features, csr_matrix]`: one row for each label that has a text, as the ranker takes them, and
-        `(rows, labels)` the label of each.
+        `tuple[Features, csr_matrix]`: features of the texts, a row for each label with a text, and the
+        `(rows, labels)` indicator of their labels.
     """
-    texts = check_label_texts(model, "label_text_weight", length)
+    texts = check_label_texts(model, "label_text_weight", weight)
     assert model.tfidf is not None
     labels = np.array([label for label, text in enumerate(texts) if text.strip()])
     texts = [texts[label] for label in labels]
     sparse = model.tfidf.transform(texts, num_threads=num_threads)
-    own = model.ranker_features(Features(sparse, None if model.encoder is None else model.embed(texts)))
-    scale = np.float32(length)
-    scaled = Features(own.sparse * scale, None if own.dense is None else own.dense * scale)  # type: ignore[operator]
+    features = model.ranker_features(Features(sparse, None if model.encoder is None else model.embed(texts)))
+    scale = np.float32(weight)
+    dense = None if features.dense is None else features.dense * scale
+    scaled = Features(features.sparse * scale, dense)  # type: ignore[operator]
     ones, indptr = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
     return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(model.labels or ())))
 
@@ -103,13 +102,13 @@ def label_documents(
 def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
     texts = check_label_texts(model, "label_features", kind)
     vectors = model.embed(texts)
-    # What an encoder makes of nothing says nothing.
+    # The vector of an empty text is meaningless.
     vectors[[not text.strip() for text in texts]] = 0
     return Features(None, vectors)
 
 
 def check_label_texts(model: XMCForTextClassification, option: str, value: str | float) -> list[str]:
-    """The texts of all labels; raises where there are none, or nothing to read them with, which an option needs."""
+    """Returns the label texts; raises if the model has none, or nothing that reads text."""
     texts = None if model.labels is None else model.labels.texts
     if texts is None or not any(texts):
         raise ValueError(
@@ -124,7 +123,7 @@ def pifa(
     features: Features, targets: csr_matrix, max_sparse: int | None = None, num_threads: int | None = None
 ) -> Features:
     """
-    Positive instance feature aggregation, equation (4): the normalised sum of the documents that carry a label.
+    Positive instance feature aggregation (XR-Transformer, eq. 4): the normalised sum of the documents of each label.
 
     Args:
         features (`Features`):
@@ -132,13 +131,12 @@ def pifa(
         targets (`csr_matrix`):
             `(documents, labels)` indicator of the true labels.
         max_sparse (`int`, *optional*):
-            Largest entries kept of each label's sparse vector; all by default. A frequent label's vector has tens of
-            thousands of entries, of which a few hundred decide where it belongs.
+            Largest entries kept of each label's sparse vector; all by default.
         num_threads (`int`, *optional*):
-            Threads to use; all cores by default. The result does not depend on it.
+            Threads to use; all cores by default.
 
     Returns:
-        `Features`: one row per label; a label without documents has a zero row.
+        `Features`: one row per label, a zero row for a label without documents.
     """
     by_label = csr_matrix(binarized(targets).T)
     sparse = dense = None
@@ -153,26 +151,26 @@ def pifa(
 
 def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, num_threads: int | None) -> csr_matrix:
     num_labels, num_features = by_label.shape[0], documents.shape[1]
-    # Each label writes to a place of its own, large enough for what it may have; the gaps are closed at the end.
-    # Many small results would be held twice while they are put together, and their memory never quite given back.
+    # Each label writes to a slice that is large enough; the gaps are closed at the end. Concatenating small results
+    # would hold all of them twice.
     begin = entry_bounds(documents.indptr, by_label.indptr, by_label.indices, min(max_entries, num_features))
     sizes = np.empty(num_labels, dtype=np.int64)
     indices, data = np.empty(begin[-1], dtype=np.int32), np.empty(begin[-1], dtype=np.float32)
-    work: SimpleQueue = SimpleQueue()
+    buffers: SimpleQueue = SimpleQueue()
     threads = count_threads(num_threads)
     for _ in range(threads):
-        work.put(tuple(np.zeros(num_features, dtype=dtype) for dtype in (np.float32, np.int32, np.bool_)))
+        buffers.put(tuple(np.zeros(num_features, dtype=dtype) for dtype in (np.float32, np.int32, np.bool_)))
 
     def run(first: int) -> None:
         last = min(first + _LABELS_PER_TASK, num_labels)
-        arrays = work.get()
+        arrays = buffers.get()
         try:
             aggregate_rows(
                 documents.indptr, documents.indices, documents.data, by_label.indptr, by_label.indices, first, last,
                 max_entries, begin, sizes, indices, data, *arrays,
             )  # fmt: skip
         finally:
-            work.put(arrays)
+            buffers.put(arrays)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(run, range(0, num_labels, _LABELS_PER_TASK)))
@@ -183,7 +181,7 @@ def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, 
 
 
 def side_by_side(first: Features, second: Features) -> Features:
-    """Two descriptions of the same labels with equal weight, e.g. PIFA and the label's own text."""
+    """Concatenates two feature sets of the same labels, e.g. PIFA and label texts."""
     sparse = [part.sparse for part in (first, second) if part.sparse is not None]
     dense = [part.dense for part in (first, second) if part.dense is not None]
     return Features(csr_matrix(hstack(sparse, format="csr")) if sparse else None, np.hstack(dense) if dense else None)

@@ -1,35 +1,40 @@
-"""Targets, candidates and weights of the documents at one level of the label tree."""
+"""Training batches of one level of the label tree: targets, candidates, loss weights, tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import csr_matrix
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from ..text_encoder import pad_batch
 
 
 class LevelData:
     """
-    Targets, candidates and weights of one level for every training document.
+    Targets, candidates and loss weights of one level for every training document.
 
     Args:
         level (`int`):
             The level, counted from 1.
         counts (`csr_matrix`):
-            `R^(t)`: `(documents, nodes)` true nodes with the number of true labels under each.
+            `R^(t)` of XR-Transformer, eq. 6: `(documents, nodes)` true nodes with the number of true labels below.
         offsets (`np.ndarray`):
-            Where the level's nodes under each node of the level before begin, see [`LabelTree.descendants`].
+            First node of the level under each node of the previous trained level, see [`LabelTree.descendants`].
         shortlist (`csr_matrix`, *optional*):
-            `(documents, nodes of the level before)`: those whose descendants are in a document's loss; all nodes of
-            the level by default.
+            `(documents, nodes of the previous trained level)`: the descendants of these nodes are the candidates. By
+            default all nodes of the level are candidates.
         cost_sensitive (`bool`, *optional*, defaults to `False`):
-            See [`LevelArguments`].
+            Whether a true node is weighted by its share of the document's true labels (XR-Transformer, eq. 6).
         negative_weight (`float`, *optional*):
-            See [`LevelArguments`].
+            Loss weight of false candidates; by default that of an average true node.
         in_pass (`bool`, *optional*, defaults to `False`):
-            Whether the model finds the candidates in the pass that trains it: a batch then has true nodes only.
+            Whether the model finds the candidates in the forward pass. A batch then has true nodes only.
         beam_size (`int`, *optional*):
-            Nodes of the level before that it finds.
+            Nodes of the previous level whose children become candidates in the forward pass.
     """
 
     def __init__(
@@ -54,13 +59,13 @@ class LevelData:
 
     def batch(self, documents: np.ndarray) -> dict[str, Any]:
         """
-        What the head is trained on for some documents.
+        Inputs of the head for some documents.
 
         Returns:
-            `dict[str, Any]`: `targets` and `weights`, float32 `(documents, nodes)`; where not all nodes of the level
-            are among them, `nodes`, int64 `(nodes,)`: the candidates of any of the documents, ascending. With
-            `in_pass` `true_nodes` and `true_weights` of shape `(documents, most)`, -1 for none, and the numbers
-            `negative_weight` and `beam_size`, where there is one.
+            `dict[str, Any]`: `targets` and `weights`, float32 `(documents, nodes)`, and, unless all nodes of the level
+            are candidates, `nodes`, int64 `(nodes,)`: the ascending union of the documents' candidates. With `in_pass`
+            `true_nodes` and `true_weights` of shape `(documents, most)`, padded with -1, `negative_weight` and
+            `beam_size`.
         """
         true = self.counts[documents]
         if self.in_pass:
@@ -73,13 +78,13 @@ class LevelData:
         else:
             candidate_rows, candidates = self._candidates(documents)
             nodes, places = np.unique(candidates, return_inverse=True)
-            candidate = np.zeros((len(documents), len(nodes) + 1), dtype=bool)
-            candidate[candidate_rows, places] = True
-            weights = candidate[:, :-1] * np.float32(self.negative_weight)
-            # Without teacher forcing a true node may be no candidate of its document, or of none.
+            is_candidate = np.zeros((len(documents), len(nodes) + 1), dtype=bool)
+            is_candidate[candidate_rows, places] = True
+            weights = is_candidate[:, :-1] * np.float32(self.negative_weight)
+            # Without teacher forcing a true node may not be a candidate of its document, or of any document.
             columns = np.where(np.isin(columns, nodes), np.searchsorted(nodes, columns), len(nodes))
-            known = candidate[rows, columns]
-            rows, columns, counts = rows[known], columns[known], counts[known]
+            kept = is_candidate[rows, columns]
+            rows, columns, counts = rows[kept], columns[kept], counts[kept]
         targets = np.zeros_like(weights)
         targets[rows, columns] = 1
         if self.cost_sensitive:
@@ -109,3 +114,67 @@ class LevelData:
         sizes = self.offsets[parents.indices + 1] - first
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return np.repeat(rows, sizes), np.repeat(first, sizes) + within
+
+
+class LevelCollator:
+    """
+    Data collator: pads tokenised documents and adds the targets and candidates of the levels in training.
+
+    It runs in the workers of the `DataLoader`, beside the training step. Fine-tuning reads the first window of a
+    document.
+
+    Args:
+        padding (`int`):
+            Id of the padding token.
+        levels (`Sequence[LevelData]`):
+            Data of the levels that are trained in the same steps, coarsest first.
+        joint (`bool`):
+            Whether the model takes all levels in one forward pass. Otherwise there is one level.
+    """
+
+    def __init__(self, padding: int, levels: Sequence[LevelData], joint: bool) -> None:
+        self.padding, self.levels, self.joint = padding, levels, joint
+
+    def __call__(self, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        ids, mask = pad_batch([document["token_ids"][0] for document in documents], self.padding)
+        rows = np.array([document["document"] for document in documents])
+        batches = [{"level": data.level, **_as_tensors(data.batch(rows))} for data in self.levels]
+        inputs = {"levels": batches} if self.joint else batches[0]
+        return {"input_ids": ids, "attention_mask": mask, **inputs}
+
+
+def _as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+def pass_batches(
+    lengths: Sequence[int], batch_size: int, steps: tuple[int, int], process: tuple[int, int], seed: int | None
+) -> list[list[int]]:
+    """
+    Batches of one pass over the documents for one process.
+
+    Documents of similar length share a step. All processes get equally many batches, and a step has the same
+    documents however many processes share it.
+
+    Args:
+        lengths (`Sequence[int]`): Tokens of each document.
+        batch_size (`int`): Documents of a full batch.
+        steps (`tuple[int, int]`): Steps of the pass, and batches of each process in a step (gradient accumulation).
+        process (`tuple[int, int]`): Index of the process and number of processes.
+        seed (`int`, *optional*): Seed of the order; `None` keeps the order of the dataset.
+    """
+    (num_steps, accumulation), (index, count) = steps, process
+    per_step = batch_size * accumulation * count
+    if seed is None:
+        order = np.arange(len(lengths))
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        order = np.array(get_length_grouped_indices(list(lengths), per_step, generator=generator))
+    batches: list[list[int]] = []
+    for step in range(num_steps):
+        documents = order[step * per_step : (step + 1) * per_step]
+        if len(documents) < accumulation * count:  # every batch needs at least one document
+            documents = np.resize(documents, accumulation * count)
+        parts = np.array_split(documents, accumulation * count)
+        batches.extend(part.tolist() for part in parts[index::count])
+    return batches

@@ -22,18 +22,19 @@ from ..linear_ranker import (
     number_blocks,
     sparse_part,
 )
-from ..parallel.stage_cache import NO_CACHE, StageCache, digest
+from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import digest
 from ..simd import HEADER, LANES
-from ..utils import Progress, count_threads
+from ..utils import count_threads
 from .options import RankerArguments
 from .shortlist import Shortlist, level_shortlist
 from .solver import train_blocks
 
-# Documents of the blocks that one piece of work trains.
-_DOCUMENTS_PER_TASK = 8192
+# Documents of the blocks that one task trains.
+DOCUMENTS_PER_TASK = 8192
 
-# Pieces of a level that processes share, and that an interruption leaves whole; enough for as many processes.
-_MOST_PIECES = 256
+# Pieces of a level that are shared among processes and cached: the largest useful number of processes.
+MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
@@ -45,13 +46,11 @@ def train_ranker(
     targets: csr_matrix,
     tree: LabelTree,
     arguments: RankerArguments,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-    start: Beam | None = None,
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
+    initial_beam: Beam | None = None,
 ) -> LinearRanker:
     """
-    Trains one linear classifier per node of the tree, or of its levels below `start`.
+    Trains one linear classifier per node of the tree, or of its levels below `initial_beam`.
 
     Args:
         features (`Features`):
@@ -59,29 +58,24 @@ def train_ranker(
         targets (`csr_matrix`):
             `(documents, labels)` indicator of the true labels.
         tree (`LabelTree`):
-            The hierarchy.
+            The label tree.
         arguments (`RankerArguments`):
-            Settings.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default. The result does not depend on it.
-        progress (`Callable`, *optional*):
-            Called with (stage, done, total).
-        start ([`Beam`], *optional*):
-            The nodes that a matcher, which is not the ranker, finds for the training documents.
-        work ([`StageCache`], *optional*):
-            Shares the nodes out over processes, which get the same ranker, and keeps what is trained; this process
-            alone by default.
+            Options.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress and cache. The result does not depend on it.
+        initial_beam ([`Beam`], *optional*):
+            Nodes that another matcher predicts for the training documents.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
     if targets.count_nonzero() == 0:
         raise ValueError("No training document has a label: there is nothing to learn.")
-    problem = _Problem(features, arguments, count_threads(num_threads), work)
+    problem = _Problem(features, arguments, runtime)
     level_targets = tree.targets(targets)
     child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
     ranker = None
-    first_level = 1 if start is None else start.level + 1
+    first_level = 1 if initial_beam is None else initial_beam.level + 1
     for level in range(first_level, tree.depth + 1):
         above = len(tree.child_offsets[level - 1]) - 1
         negatives = arguments.negatives if level == tree.depth else "tfn"
@@ -93,17 +87,16 @@ def train_ranker(
             arguments.train_beam_size,
             ranker,
             level,
-            num_threads,
-            start,
-            work,
+            initial_beam,
+            runtime,
         )
         first_parent = first_node(tree, level - 1)
         blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
-        # Of the last level, which is the largest, one process holds the weights; the others map its file.
-        holds = work.processes.is_main or level < tree.depth
-        problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage, progress)
+        # The last level is the largest: only the main process holds its weights, the others map the saved file.
+        holds = runtime.cache.processes.is_main or level < tree.depth
+        problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage)
         if holds and (level == tree.depth or arguments.negatives != "tfn"):
             ranker = LinearRanker(
                 tree,
@@ -120,7 +113,7 @@ def train_ranker(
         assert ranker is not None
         return ranker
 
-    return work.once(
+    return runtime.cache.once(
         "ranker", trained, LinearRanker.save_pretrained, lambda folder: LinearRanker.from_pretrained(folder, tree=tree)
     )
 
@@ -132,9 +125,7 @@ def train_classifiers(
     shortlist: Shortlist,
     arguments: RankerArguments,
     stage: str,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-    work: StageCache = NO_CACHE,
+    runtime: Runtime = Runtime(),
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     Trains the classifiers of one level on dense features.
@@ -143,32 +134,28 @@ def train_classifiers(
         features ([`Features`]):
             Training documents; a dense part only.
         targets (`csr_matrix`):
-            `(documents, nodes)` true nodes with the number of true labels under each.
+            `(documents, nodes)` true nodes with the number of true labels below each.
         offsets (`np.ndarray`):
-            First child of each node above, and the number of nodes.
+            First child of each parent node, and the number of nodes.
         shortlist ([`Shortlist`]):
-            Documents that train the children of each node above.
+            Documents that train the children of each parent node.
         arguments ([`RankerArguments`]):
-            Settings.
+            Options.
         stage (`str`):
-            Name for `progress`.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-        progress (`Callable`, *optional*):
-            Called with (stage, done, total).
-        work ([`StageCache`], *optional*):
-            See [`train_ranker`].
+            Name of the stage for progress and cache.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress and cache.
 
     Returns:
-        `tuple[np.ndarray, np.ndarray]`: the blocks, (node above, first child, children) each, and their weights, the
-        bias last, `(blocks * (dimensions + 1), LANES)`.
+        `tuple[np.ndarray, np.ndarray]`: the blocks as (parent, first child, number of children) and their weights with
+        the bias last, `(blocks * (dimensions + 1), LANES)`.
     """
     counts = -(-np.diff(offsets) // LANES)
     block_begin = np.concatenate([[0], np.cumsum(counts)])
     blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
     weights = _GrowingWeights(arguments.weight_dtype)
-    problem = _Problem(features, arguments, count_threads(num_threads), work)
-    problem.train_level(targets, shortlist, blocks, weights, stage, progress)
+    problem = _Problem(features, arguments, runtime)
+    problem.train_level(targets, shortlist, blocks, weights, stage)
     return blocks, weights.snapshot().dense
 
 
@@ -184,19 +171,21 @@ def _level_blocks(child_begin: np.ndarray, block_begin: np.ndarray, first_node: 
 
 
 class _Problem:
-    """The training documents as the solver wants them, and working memory for each thread."""
+    """The training documents as the solver takes them, and working memory for each thread."""
 
-    def __init__(self, features: Features, arguments: RankerArguments, num_threads: int, work: StageCache) -> None:
-        self.arguments, self.num_threads = arguments, num_threads
-        self.shared_work = work
+    def __init__(self, features: Features, arguments: RankerArguments, runtime: Runtime) -> None:
+        self.arguments, self.runtime = arguments, runtime
+        self.num_threads = count_threads(runtime.num_threads)
         sparse = sparse_part(features)
         self.dense = dense_part(features)
         self.indptr, self.indices, self.data = sparse.indptr, sparse.indices, sparse.data
         self.norms = squared_norms(sparse.indptr, sparse.data) + (self.dense**2).sum(axis=1)
-        self.work: SimpleQueue = SimpleQueue()
+        self.buffers: SimpleQueue = SimpleQueue()
         size = sparse.shape[1]
-        for _ in range(num_threads):
-            self.work.put((np.zeros((size, LANES), np.float32), np.zeros(size, np.float32), np.zeros(size, np.int32)))
+        for _ in range(self.num_threads):
+            self.buffers.put(
+                (np.zeros((size, LANES), np.float32), np.zeros(size, np.float32), np.zeros(size, np.int32))
+            )
 
     def train_level(
         self,
@@ -205,12 +194,11 @@ class _Problem:
         blocks: np.ndarray,
         weights: _GrowingWeights | None,
         stage: str,
-        progress: Progress | None,
     ) -> None:
-        """Trains the blocks of one level and appends them to `weights`, where there are any."""
+        """Trains the blocks of one level and appends them to `weights` if given."""
         before = np.cumsum(np.append(0, np.diff(shortlist.indptr)[blocks[:-1, 0]]))
-        tasks = np.split(blocks, np.flatnonzero(np.diff(before // _DOCUMENTS_PER_TASK)) + 1)
-        for arrays in self._share_tasks(targets, shortlist, tasks, stage, progress):
+        tasks = np.split(blocks, np.flatnonzero(np.diff(before // DOCUMENTS_PER_TASK)) + 1)
+        for arrays in self._share_tasks(targets, shortlist, tasks, stage):
             if weights is not None:
                 weights.append(*arrays)
 
@@ -220,14 +208,13 @@ class _Problem:
         shortlist: Shortlist,
         tasks: list[np.ndarray],
         stage: str,
-        progress: Progress | None,
     ) -> Iterator[tuple[np.ndarray, ...]]:
         done, total = 0, sum(map(len, tasks))
         with ThreadPoolExecutor(self.num_threads) as pool:
             for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
                 done += len(trained[0])
-                if progress is not None:
-                    progress(stage, done, total)
+                if self.runtime.progress is not None:
+                    self.runtime.progress(stage, done, total)
                 yield trained
 
     def _share_tasks(
@@ -236,14 +223,13 @@ class _Problem:
         shortlist: Shortlist,
         tasks: list[np.ndarray],
         stage: str,
-        progress: Progress | None,
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """What the tasks give, in pieces that any process may train."""
-        pieces = [part.tolist() for part in np.array_split(np.arange(len(tasks)), min(len(tasks), _MOST_PIECES))]
+        """Yields the trained tasks, in pieces that any process may train."""
+        pieces = [part.tolist() for part in np.array_split(np.arange(len(tasks)), min(len(tasks), MAX_PIECES))]
 
         def train(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
             own = [tasks[task] for index in indices for task in pieces[index]]
-            trained = self._train_tasks(targets, shortlist, own, stage, progress)
+            trained = self._train_tasks(targets, shortlist, own, stage)
             for index in indices:
                 parts = zip(*(next(trained) for _ in pieces[index]), strict=True)
                 yield dict(zip(_PARTS, map(np.concatenate, parts), strict=True))
@@ -254,26 +240,26 @@ class _Problem:
                 targets.indices, targets.data, shortlist.indptr, shortlist.rows, np.concatenate(tasks),
             )  # fmt: skip
 
-        for arrays in self.shared_work.pieces(stage.replace("/", " of "), len(pieces), train, key):
+        for arrays in self.runtime.cache.pieces(stage.replace("/", " of "), len(pieces), train, key):
             yield tuple(arrays[name] for name in _PARTS)
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         arguments = self.arguments
         positive_cost = arguments.C
         if arguments.cost_sensitive:
-            # Shares of a document add up to 1: times the mean number of true nodes they weigh 1 on average.
+            # The shares of a document sum to 1. Scale them so that a true node weighs 1 on average.
             positive_cost *= targets.nnz / np.count_nonzero(np.diff(targets.indptr))
-        work = self.work.get()
+        buffers = self.buffers.get()
         try:
             return train_blocks(
                 self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
                 targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
                 arguments.negative_cost or arguments.C, arguments.cost_sensitive, np.float32(arguments.bias_prior),
                 arguments.max_passes, arguments.tolerance, arguments.ranker_seed,
-                np.float32(arguments.prune_threshold), arguments.weight_dtype == "int8", _COPIED_NONZEROS, *work,
+                np.float32(arguments.prune_threshold), arguments.weight_dtype == "int8", _COPIED_NONZEROS, *buffers,
             )  # fmt: skip
         finally:
-            self.work.put(work)
+            self.buffers.put(buffers)
 
 
 class _GrowingArray:
@@ -286,7 +272,7 @@ class _GrowingArray:
     def append(self, rows: np.ndarray) -> None:
         needed = self.used + len(rows)
         if needed > len(self.array):
-            # No other reference to the memory is alive while it grows: snapshots are taken anew after each level.
+            # No snapshot is alive while the array grows: each level takes a new one.
             self.array.resize((needed + needed // 8, *self.array.shape[1:]), refcheck=False)
         self.array[self.used : needed] = rows
         self.used = needed
@@ -304,14 +290,14 @@ class _GrowingWeights:
         self.sizes: list[np.ndarray] = []
 
     def append(self, sizes: np.ndarray, records: np.ndarray, buckets: np.ndarray, dense: np.ndarray) -> None:
-        """Takes what [`train_blocks`] returns."""
+        """Appends the result of [`train_blocks`]."""
         self.sizes.append(sizes)
         self.records.append(records)
         self.buckets.append(buckets)
         self.dense.append(dense)
 
     def snapshot(self) -> RankerWeights:
-        """What is there, without a copy; valid until the next `append`."""
+        """Returns the trained blocks without a copy; valid until the next `append`."""
         begin = np.cumsum(np.concatenate([np.zeros((1, 2), np.int64), *self.sizes]), axis=0)
         return RankerWeights(
             row_begin=begin[:, 0].copy(),

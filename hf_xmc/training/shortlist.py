@@ -1,4 +1,4 @@
-"""Which documents train the children of a node: equations (7) and (8)."""
+"""Documents that train the children of each node (XR-Transformer, eq. 7 and 8)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..linear_ranker import Beam, LinearRanker, first_node
-from ..parallel.stage_cache import NO_CACHE, StageCache
+from ..parallel.runtime import Runtime
 from ..simd import compiled
 
 NEGATIVES = ("tfn", "man", "both")
@@ -19,7 +19,7 @@ NEGATIVES = ("tfn", "man", "both")
 _VALUES_PER_SEARCH = 1 << 21
 
 # A search that passes so many levels, in trees of hundreds of thousands of labels, keeps a third of its beam on the
-# way, but no fewer nodes than these: of those it ends with, all but a few of the worst are found as well, which as
+# way, but no fewer nodes than these: of those it ends with, all but a few of the worst are beams as well, which as
 # negatives teach nothing, in half the time.
 _MANY_LEVELS = 3
 _LEAST_ON_THE_WAY = 20
@@ -45,9 +45,8 @@ def level_shortlist(
     beam_size: int,
     ranker: LinearRanker | None,
     level: int,
-    num_threads: int | None,
-    start: Beam | None = None,
-    work: StageCache = NO_CACHE,
+    initial_beam: Beam | None = None,
+    runtime: Runtime = Runtime(),
 ) -> Shortlist:
     """
     Documents that train the children of each of the `num_nodes` nodes above `level`.
@@ -60,21 +59,21 @@ def level_shortlist(
             leaves out positives the levels above miss; `"both"`: their union.
         ranker (`LinearRanker`, *optional*):
             The levels trained so far, for `"man"`.
-        start ([`Beam`], *optional*):
-            Where the beams begin, if not at the root; those of the level above are taken as they are.
-        work ([`StageCache`], *optional*):
-            Shares the documents out over processes; this process alone by default.
+        initial_beam ([`Beam`], *optional*):
+            Where the beams start, if not at the root. Those of the level above are used directly.
+        runtime ([`Runtime`], *optional*):
+            Threads, progress and cache.
     """
     if true_nodes is None:
         return Shortlist(np.array([0, len(features)]), np.arange(len(features)))
     true_ptr, true = true_nodes.indptr, true_nodes.indices
-    found = np.empty((len(features), 0), dtype=np.int64)
+    beams = np.empty((len(features), 0), dtype=np.int64)
     numbered_from = 0
-    if negatives != "tfn" and start is not None and start.level == level - 1:
-        found = start.nodes
+    if negatives != "tfn" and initial_beam is not None and initial_beam.level == level - 1:
+        beams = initial_beam.nodes
     elif negatives != "tfn":
         assert ranker is not None
-        found = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
+        beams = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
         passed = level - ranker.first_level - 1
         on_the_way = beam_size if passed < _MANY_LEVELS else min(beam_size, max(_LEAST_ON_THE_WAY, beam_size // 3))
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
@@ -84,16 +83,16 @@ def level_shortlist(
 
         def search(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
             for rows in (groups[index] for index in indices):
-                begin = None if start is None else start[rows]
-                options = (level - 1, found.shape[1], on_the_way, True, num_threads, begin)
+                begin = None if initial_beam is None else initial_beam[rows]
+                options = (level - 1, beams.shape[1], on_the_way, True, runtime.num_threads, begin)
                 yield {"nodes": ranker.search(features[rows], *options)[1]}
 
-        for rows, beam in zip(groups, work.pieces("beams", len(groups), search), strict=True):
-            found[rows] = beam["nodes"]
+        for rows, beam in zip(groups, runtime.cache.pieces("beams", len(groups), search), strict=True):
+            beams[rows] = beam["nodes"]
         numbered_from = first_node(ranker.tree, level - 1)
     if negatives == "man":
         true_ptr = np.zeros_like(true_ptr)
-    return Shortlist(*_documents_by_node(true_ptr, true, found, numbered_from, num_nodes))
+    return Shortlist(*_documents_by_node(true_ptr, true, beams, numbered_from, num_nodes))
 
 
 def _num_values(features: Features) -> int:
@@ -101,26 +100,26 @@ def _num_values(features: Features) -> int:
 
 
 @compiled
-def _documents_by_node(true_ptr, true, found, numbered_from, num_nodes):
+def _documents_by_node(true_ptr, true, beams, numbered_from, num_nodes):
     """
-    Documents of each node, ascending, each once: those with the node in their row of `true` or of `found`.
+    Documents of each node, ascending, each once: those with the node in their row of `true` or of `beams`.
 
-    `found` numbers the nodes from `numbered_from`, -1 stands for none. A first round counts, a second one fills.
+    `beams` numbers the nodes from `numbered_from`, -1 stands for none. A first round counts, a second one fills.
     """
     indptr = np.zeros(num_nodes + 1, dtype=np.int64)
     rows = np.empty(0, dtype=np.int64)
     fill = indptr[1:]
     for filling in (False, True):
-        for document in range(found.shape[0]):
-            for position in range(found.shape[1]):
-                node = found[document, position] - numbered_from
+        for document in range(beams.shape[0]):
+            for position in range(beams.shape[1]):
+                node = beams[document, position] - numbered_from
                 if node >= 0:
                     if filling:
                         rows[fill[node]] = document
                     fill[node] += 1
             for p in range(true_ptr[document], true_ptr[document + 1]):
                 node = np.int64(true[p])
-                if not _contains(found[document], numbered_from + node):
+                if not _contains(beams[document], numbered_from + node):
                     if filling:
                         rows[fill[node]] = document
                     fill[node] += 1

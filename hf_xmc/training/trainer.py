@@ -1,4 +1,4 @@
-"""Trains, measures and saves models."""
+"""Trains, evaluates and saves models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,70 +17,74 @@ import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 from transformers import (
+    EvalPrediction,
     ProgressCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
+    set_seed,
 )
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
 from transformers.utils import CONFIG_NAME
 
-from ..configuration_xmc import XMCConfig
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
-from ..evaluation import XMCMetrics
-from ..hub.model_card import forget_model
-from ..hub.publishing import PublishingMixin
 from ..inference.predict import evaluate_level, evaluate_model, predict_batches
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..parallel.runtime import Runtime
 from ..parallel.stage_cache import CACHE_FOLDER, StageCache
-from ..remote_code import CLASSES
 from ..serialization import TRAINING_ARGS_FILE, read_json, remove_leftovers, write_json
-from ..text_encoder import padding_id
-from ..utils import Progress, available_cores
+from ..utils import available_cores
 from .arguments import XMCTrainingArguments
-from .checkpoint import LEVEL_FILE, TRAINER_STATE_FILE, find_damage, last_checkpoint
-from .embedding import TokenCollator
-from .encoder_training import EncoderRun
-from .fsdp import check_encoder, set_up_plugin
+from .callbacks import LevelCallback, SigtermCallback, StageProgressCallback, StageTimer, StartCallback
+from .checkpoint import TRAINER_STATE_FILE, find_checkpoint
+from .context import RunContext
 from .level_trainer import LevelTrainer
-from .presets import ENCODER_METHODS
-from .progress import StageProgressCallback, StageTimer
-from .record import TrainingRecord
-from .stages import train_linear
-from .termination import Termination
+from .levels import Levels
+from .record import TrainingRecord, TrainingRecorder
+from .setup import check_best_metric, check_parallelism, make_model, refuse_arguments
+from .stages import COMPLETION, LINEAR_STAGES, PREPARATION
 
 logger = logging.getLogger(__name__)
 
 
-class XMCTrainer(PublishingMixin, LevelTrainer):
+class XMCTrainer(LevelTrainer):
     """
     Trains extreme multi-label text classifiers.
 
-    A method with an encoder is trained in one `train()`: features and tree, then level by level shortlist, bootstrap
-    and fine-tuning, then the ranker. Checkpoints, logging, callbacks and early stopping are those of
-    [`~transformers.Trainer`]; early stopping ends the level at work, and the best model is that of the last level.
+    One call of `train` runs all stages: features and label tree, then level by level shortlist, bootstrap and
+    fine-tuning, then the ranker. Checkpoints, logging, callbacks and early stopping are those of
+    [`~transformers.Trainer`]. Early stopping ends the current level, and the best model is that of the last level.
 
     Args:
         model ([`XMCForTextClassification`] or `str`, *optional*):
-            The encoder to start from, as a folder or Hub id (`args.encoder_name` by default); or a model to complete
-            (labels, TF-IDF and tree that it has already are used as they are) or a trained one to evaluate.
+            Folder or Hub id of the encoder, by default `args.encoder_name`; or a model whose labels, TF-IDF and tree
+            are kept; or a trained model to evaluate.
         args ([`XMCTrainingArguments`], *optional*):
-            Options; among them the method.
+            Options, among them the method.
         train_dataset (`datasets.Dataset`, *optional*):
             Documents with labels: texts, vectors or both. See [`prepare_dataset`] for the columns.
         eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
             Documents to evaluate on.
-        column_mapping (`Mapping[str, str]`, *optional*):
-            The datasets' columns → `text`, `labels`, `feature_ids`, `feature_values`.
-        label_delimiter (`str`, *optional*):
-            What separates labels in a column of strings.
-        label_texts (`Mapping[str, str]`, *optional*):
-            Texts of the labels by name.
+        processing_class (`PreTrainedTokenizerBase`, *optional*):
+            Tokenizer of the encoder; by default the one in its folder.
+        model_init (`Callable`, *optional*):
+            Returns what `model` accepts. Called at the start of every `train`, as `hyperparameter_search` needs it.
+        compute_metrics (`Callable[[EvalPrediction], dict]`, *optional*):
+            Further metrics. `predictions` are scores and label ids, `label_ids` the true labels padded with -100.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks of transformers.
+        optimizers (`tuple`, *optional*):
+            Optimizer and scheduler for a model that has its heads already.
+        column_mapping (`Mapping[str, str]`, *optional*):
+            Column of the datasets → `text`, `labels`, `feature_ids` or `feature_values`.
+        label_delimiter (`str`, *optional*):
+            Separator of the labels in a column of strings.
+        label_texts (`Mapping[str, str]`, *optional*):
+            Label texts by label name.
+        kwargs:
+            Other arguments of [`~transformers.Trainer`] are errors that say why.
 
     Example:
 
@@ -93,10 +100,9 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
     ```
     """
 
-    args: XMCTrainingArguments
-    model: XMCForTextClassification
     control: TrainerControl
     state: TrainerState
+    model_init: Callable[..., Any] | None
 
     def __init__(
         self,
@@ -104,15 +110,28 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         args: XMCTrainingArguments | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: Any = None,
+        model_init: Callable[..., Any] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        *,
         column_mapping: Mapping[str, str] | None = None,
         label_delimiter: str | None = None,
         label_texts: Mapping[str, str] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
+        **kwargs: Any,
     ) -> None:
+        refuse_arguments(kwargs)
         args = XMCTrainingArguments() if args is None else args
         if not isinstance(args, XMCTrainingArguments):
             raise TypeError(f"`args` is a {type(args).__name__}; XMCTrainer takes `XMCTrainingArguments`.")
-        model = _make_model(model, args)
+        if model is not None and model_init is not None:
+            raise ValueError("Pass either `model` or `model_init`, not both.")
+        self._tokenizer = processing_class
+        if model_init is not None:
+            # The base class calls it without arguments here, and with a trial during a search.
+            self.model_init, self.args = model_init, args
+            model = super().call_model_init()
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
         self.label_texts = None if label_texts is None else dict(label_texts)
@@ -123,48 +142,55 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
                 eval_dataset = {name: self._prepare(dataset) for name, dataset in eval_dataset.items()}
             elif eval_dataset is not None:
                 eval_dataset = self._prepare(eval_dataset)
-        _check_best_metric(args, eval_dataset)
+        check_best_metric(args, eval_dataset)
         super().__init__(
-            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
+            model=make_model(model, args, processing_class),
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
         )
-        self._work_together()
-        # The base class notes a setting of text generation in the configuration.
+        self.model_init = model_init
+        self._set_up_processes()
+        # The base class sets an option of text generation.
         self.model.config.__dict__.pop("use_cache", None)
-        # Linear methods have no epochs, and a 0 in every log line would tell nothing.
+        # Linear methods have no epochs to log.
         self.state.epoch = None  # type: ignore[assignment]
-        self._watch_for_card()
+        self.recorder = TrainingRecorder(self.train_dataset, self.eval_dataset)
+        self.add_callback(self.recorder)
         if not args.disable_tqdm:
             self._progress = StageProgressCallback()
             self.remove_callback(ProgressCallback)
             self.add_callback(self._progress)
 
-    def _work_together(self) -> None:
-        """Finds the other processes of this training, if there are any."""
-        if self.is_deepspeed_enabled:
-            raise ValueError(
-                "DeepSpeed brings an optimiser and checkpoints of its own, which heads of large levels cannot use. "
-                "Launch with FSDP (`distributed_type: FSDP`) for the same saving of memory, or with DDP "
-                "(`distributed_type: MULTI_GPU`)."
-            )
-        if self.is_fsdp_enabled:
-            set_up_plugin(self.accelerator.state.fsdp_plugin)
-            if self.model.encoder is not None:
-                check_encoder(self.model.encoder)
-            if self.args.encoder_lora_rank:
-                raise ValueError(
-                    "FSDP saves nothing where `encoder_lora_rank` is set: adapters are small, and every process needs "
-                    "the whole encoder between the levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
-                )
+    def _set_up_processes(self) -> None:
+        check_parallelism(self)
         args, processes = self.args, ProcessGroup.current()
-        self.termination = Termination()
-        self.work = StageCache(processes, os.path.join(str(args.output_dir), CACHE_FOLDER), args.save_strategy != "no")
+        folder = os.path.join(str(args.output_dir), CACHE_FOLDER)
+        self.cache = StageCache(processes, folder, args.save_strategy != "no")
+        self.sigterm = SigtermCallback(processes)
         if processes.count > 1:
             if args.num_threads is None:
                 args.num_threads = max(1, available_cores() // processes.per_node)
             if args.ddp_find_unused_parameters is None:
-                # Heads of levels that are not at work have no gradients.
+                # Heads of other levels have no gradients.
                 args.ddp_find_unused_parameters = True
         logger.info("Process %d of %d, %s threads.", processes.index + 1, processes.count, args.num_threads or "all")
+
+    @property
+    def runtime(self) -> Runtime:
+        """Threads, progress bar and cache of this trainer."""
+        progress = None if self._progress is None else self._progress.report
+        return Runtime(self.args.num_threads, progress, self.cache)
+
+    @cached_property
+    def publisher(self) -> Any:
+        """Cards and uploads. Imported by name, as `hub` is the layer above `training`."""
+        return import_module("hf_xmc.hub.publisher").Publisher(self)
+
+    # ---- Training ----
 
     def train(
         self,
@@ -177,183 +203,218 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint to go on from, or `True` for the last one in `args.output_dir` that is whole; where there
-                is none yet, training starts anew. What stages without steps had done is found again, too: linear
-                methods have nothing else, and take `True` alone.
+                A checkpoint, or `True` for the last complete one in `args.output_dir`; without a checkpoint training
+                starts from the beginning. Finished pieces of stages without steps are reused as well. Linear methods
+                have no checkpoints and accept `True` only.
             trial (*optional*):
-                Of a hyper-parameter search; see [`~transformers.Trainer.train`].
+                Trial of a hyperparameter search.
             ignore_keys_for_eval (`list[str]`, *optional*):
-                Has no meaning here.
+                Ignored.
 
         Returns:
-            `TrainOutput`: its metrics are the seconds of the run and of its stages. The training loss is NaN where no
-            encoder is trained.
+            `TrainOutput`: its metrics are the seconds of the run and its stages. The loss of linear methods is NaN.
         """
-        with self.work.processes.explained(), self.termination:
-            return self._train(resume_from_checkpoint, trial)
+        folder = str(self.args.output_dir)
+        try:
+            if trial is not None:
+                self._hp_search_setup(trial)
+                self.args.output_dir = self._get_output_dir(trial)
+                self.cache.folder = Path(self.args.output_dir, CACHE_FOLDER)
+            if self.model_init is not None:
+                set_seed(self.args.seed)
+                model = make_model(super().call_model_init(trial), self.args, self._tokenizer)
+                self._use_model(model)
+            with self.cache.processes.explained(), self.sigterm.handling():
+                return self._train(resume_from_checkpoint, trial)
+        finally:
+            self._trained_folder = str(self.args.output_dir)
+            self.args.output_dir = folder
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Returns the model that `train` has prepared: the base class asks for a new one when its loop begins."""
+        return self.model
 
     def _train(self, resume: str | bool | None, trial: Any) -> TrainOutput:
-        if resume and self.work.processes.is_main:
+        if resume and self.cache.processes.is_main:
             remove_leftovers(str(self.args.output_dir))
         finished = self._finished_model() if resume is True else None
         if finished is not None:
-            logger.warning("The training in `%s` has ended already: its model is taken.", self.args.output_dir)
+            logger.warning("The training in `%s` is finished: its model is loaded.", self.args.output_dir)
             self._use_model(finished)
-            self.card.record = record = TrainingRecord.load(str(self.args.output_dir))
+            self.recorder.record = record = TrainingRecord.load(str(self.args.output_dir))
             metrics = {} if record.seconds is None else {"train_runtime": record.seconds}
             return TrainOutput(self.state.global_step, float("nan"), metrics)
-        checkpoint = self._find_checkpoint(resume)
-        dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.work.is_begun))
+        checkpoint = find_checkpoint(self.args, resume)
+        dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.cache.is_begun))
         start = time.time()
-        self.work.start(resume=bool(resume))
-        stages = StageTimer(self.log, self._report, self.work)
+        self.cache.start(resume=bool(resume))
+        timer = StageTimer(self.log)
+        if checkpoint is not None:
+            attention = self.args.encoder_attn_implementation
+            options = {} if attention is None else {"attn_implementation": attention}
+            self._use_model(XMCForTextClassification.from_pretrained(checkpoint, **options))
         self.model.config.method = self.args.method
+        context = RunContext(
+            self.model, self.args, dataset, self.runtime, timer, self.label_texts, self._validation_dataset()
+        )
         if self.model.encoder is None:
-            output = self._train_in_stages(lambda: self._train_linear(dataset, stages))
+            output = self._run_without_steps(partial(self._train_linear, context))
         else:
-            output = self._train_encoder(dataset, stages, checkpoint, trial)
+            output = self._train_encoder(context, checkpoint, trial)
         metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
-        metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in stages.seconds.items()})
-        if self.work.is_shared:
-            metrics["train_processes"] = self.work.processes.count
+        metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
+        if self.cache.is_shared:
+            metrics["train_processes"] = self.cache.processes.count
         self.log(dict(metrics))
-        if self.work.processes.is_main:
-            self.card.record.data = documents_digest(dataset)
-        self.card.finish(self.model, self.args.widget_examples)
-        self._update_card()
-        self.work.finish()
+        if self.cache.processes.is_main:
+            self.recorder.record.data = documents_digest(dataset)
+        self.recorder.finish(self.model, self.args.widget_examples)
+        self.publisher.update_model_card()
+        self.cache.finish()
         if self.args.eval_strategy != "no":
             self.evaluate()
         return TrainOutput(self.state.global_step, output.training_loss, metrics)
 
-    def _finished_model(self) -> XMCForTextClassification | None:
-        """The model in `output_dir`, where a training of these options on these documents has ended there."""
-        folder = str(self.args.output_dir)
-        options = os.path.join(folder, TRAINING_ARGS_FILE)
-        if self.work.is_begun or self.train_dataset is None or not os.path.isfile(os.path.join(folder, CONFIG_NAME)):
-            return None
-        # As it is read back; the number of threads changes nothing.
-        mine = json.loads(json.dumps({**self.args.xmc_options(), "num_threads": None}))
-        if not os.path.isfile(options) or {**read_json(options), "num_threads": None} != mine:
-            return None
-        # Of a training that was killed while it wrote its record only the number of documents is known.
-        known = TrainingRecord.load(folder).data
-        if known is not None and known != documents_digest(self.train_dataset):
-            return None
-        model = XMCForTextClassification.from_pretrained(folder)
-        return model if model.labels.num_documents == len(self.train_dataset) else None
+    def _train_linear(self, context: RunContext) -> None:
+        for stage in LINEAR_STAGES:
+            stage(context)
+        self._save_new_model(context)
 
-    def _train_linear(self, dataset: Dataset, stages: StageTimer) -> None:
-        train_linear(self.model, dataset, self.args, stages, self.label_texts)
-        with stages.stage("save"):
-            self._save_new_model()
+    def _train_encoder(self, context: RunContext, checkpoint: str | None, trial: Any) -> TrainOutput:
+        if self.is_fsdp_enabled and checkpoint is None:
+            # The base class leaves this to FSDP, which starts later and ignores heads.
+            self._move_model_to_device(self.model, self.args.device)
+        self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        for stage in PREPARATION:
+            stage(context)
+        self._levels = levels = Levels(context)
+        self._first_step = 0
+        if checkpoint is not None:
+            levels.load(checkpoint)
+            state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE))
+            self._first_step = state.global_step
+        callback = LevelCallback(levels, self.callback_handler.callbacks)
+        start = StartCallback(self, checkpoint, list(self.state.log_history))
+        options = {"max_steps": levels.schedule.total, "ignore_data_skip": True, "logging_nan_inf_filter": False}
+        before = {name: getattr(self.args, name) for name in options}
+        for name, value in options.items():
+            setattr(self.args, name, value)
+        callbacks = (start, callback, self.sigterm) if self._first_step < levels.schedule.total else ()
+        for added in callbacks:
+            self.add_callback(added)
+        try:
+            if callbacks:
+                self.prepare_parallel()
+                return super().train(checkpoint, trial)  # type: ignore[misc]
+            if checkpoint is not None:
+                state.log_history.extend(start.earlier_logs)
+                self.state = state
+            return self._run_without_steps(self._complete)
+        finally:
+            for added in callbacks:
+                self.remove_callback(added)
+            for name, value in before.items():
+                setattr(self.args, name, value)
+            self._levels = None
+            # From now on the model predicts as it will after loading: not in mixed precision.
+            self.model.autocast_dtype = None
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
 
-    def _train_in_stages(self, work: Callable[[], None]) -> TrainOutput:
-        """Training without steps, with the events that callbacks wait for."""
+    def _run_without_steps(self, run: Callable[[], None]) -> TrainOutput:
+        """Runs stages without training steps, with the events that callbacks expect."""
         self.is_in_train = True
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         try:
-            work()
+            run()
         finally:
             self.is_in_train = False
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return TrainOutput(self.state.global_step, float("nan"), {})
 
-    # ---- Training an encoder ----
-
-    def _train_encoder(self, dataset: Dataset, stages: StageTimer, checkpoint: str | None, trial: Any) -> TrainOutput:
-        if checkpoint is not None:
-            attention = self.args.encoder_attn_implementation
-            options = {} if attention is None else {"attn_implementation": attention}
-            self._use_model(XMCForTextClassification.from_pretrained(checkpoint, **options))
-        elif self.is_fsdp_enabled:
-            # The base class leaves this to FSDP, which comes after the first stages and does not look at heads.
-            self._move_model_to_device(self.model, self.args.device)
-        self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-        self._run = run = EncoderRun(self.model, dataset, self.args, stages, self.label_texts)
-        step = 0
-        if checkpoint is not None:
-            run.load(checkpoint)
-            step = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE)).global_step
-        self._earlier_logs = list(self.state.log_history)
-        self.data_collator = TokenCollator(padding_id(self.model.config.encoder_config, self.model.tokenizer))
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> TrainOutput:
+        """Overridden because the ranker is trained before `on_train_end`, and the best model is loaded before that."""
+        self._complete()
+        loads_best, self.args.load_best_model_at_end = self.args.load_best_model_at_end, False
         try:
-            if step < run.schedule.total:
-                return super().train(checkpoint, trial)
-            if checkpoint is not None:
-                self.state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_FILE))
-                self.state.log_history.extend(self._earlier_logs)
-            return self._train_in_stages(self._finish_run)
+            return super()._finalize_training(trial, num_train_samples, start_time)
         finally:
-            self._run = None
-            # From here on it predicts as it will when it is loaded: not in mixed precision.
-            self.model.autocast_dtype = None
-            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            self.args.load_best_model_at_end = loads_best
+
+    def _complete(self) -> None:
+        """Runs what follows the last training step."""
+        assert self._levels is not None
+        levels, context = self._levels, self._levels.context
+        if context.sharded is not None:
+            levels.average.gather()
+            context.model, context.sharded = context.sharded.whole_model(self.model), None
+            self._use_model(context.model)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None and os.path.isdir(best):
+            self._load_best(best)
+        self.model.eval()
+        levels.complete()
+        for stage in COMPLETION:
+            stage(context)
+        self._save_new_model(context)
+
+    def _load_best(self, checkpoint: str) -> None:
+        assert self._levels is not None
+        if self._levels.adapters is None:
+            best = XMCForTextClassification.from_pretrained(checkpoint)
+            self.model.load_state_dict(best.state_dict())
+        else:
+            self._levels.adapters.load(checkpoint)
+        self._levels.average.load(checkpoint, self.model.device)
+        self._levels.context.encoder_changed()
+
+    def _save_new_model(self, context: RunContext) -> None:
+        with context.stage("save"):
+            if self.cache.processes.is_main:
+                self.publisher.forget_model(str(self.args.output_dir))
+            self.save_model(_internal_call=True)
 
     def _use_model(self, model: XMCForTextClassification) -> None:
-        """Replaces the model by that of a checkpoint."""
+        """Replaces the model."""
         self.model = self.model_wrapped = model
         self._move_model_to_device(model, self.args.device)
         self.callback_handler.model = model
 
-    def _finish_run(self) -> None:
-        assert self._run is not None
-        self.termination.is_patient = False
-        if self._run.sharded is not None:
-            self._use_model(self._run.gather_model())
-        eval_dataset = self.eval_dataset
-        if isinstance(eval_dataset, Mapping):
-            eval_dataset = next(iter(eval_dataset.values()), None)
-        best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None and os.path.isdir(best):
-            self._load_best_model()
-            self._run.average.load(best, self.model.device)
-        self.model.eval()
-        self._run.finish(eval_dataset)
-        with self._run.stages.stage("save"):
-            self._save_new_model()
+    def _validation_dataset(self) -> Dataset | None:
+        dataset = self.eval_dataset
+        return next(iter(dataset.values()), None) if isinstance(dataset, Mapping) else dataset
 
-    def _save_new_model(self) -> None:
-        if self.work.processes.is_main:
-            forget_model(str(self.args.output_dir))
-        self.save_model(_internal_call=True)
-
-    def _find_checkpoint(self, wanted: str | bool | None) -> str | None:
-        if not wanted:
+    def _finished_model(self) -> XMCForTextClassification | None:
+        """Returns the model in `output_dir`, if a training with these options and documents has finished there."""
+        folder = str(self.args.output_dir)
+        options = os.path.join(folder, TRAINING_ARGS_FILE)
+        if self.cache.is_begun or self.train_dataset is None or not os.path.isfile(os.path.join(folder, CONFIG_NAME)):
             return None
-        if isinstance(wanted, (str, os.PathLike)):
-            wanted = os.fspath(wanted)
-            if not self.args.trains_encoder:
-                raise ValueError(
-                    f"The method {self.args.method!r} makes no checkpoints such as `{wanted}`. Pass "
-                    "`resume_from_checkpoint=True` to go on with what `output_dir` holds."
-                )
-            if not os.path.isfile(os.path.join(wanted, LEVEL_FILE)):
-                raise FileNotFoundError(
-                    f"`{wanted}` is no checkpoint of hf_xmc: it has no `{LEVEL_FILE}`. Pass a folder `checkpoint-…`."
-                )
-            damage = find_damage(wanted)
-            if damage is not None:
-                raise ValueError(
-                    f"The checkpoint `{wanted}` is damaged: {damage}. Pass another one, or `True` for the last one "
-                    "that is whole."
-                )
-            return wanted
-        if not self.args.trains_encoder:
+        # As it is read back from JSON. The number of threads does not change the result.
+        current = json.loads(json.dumps({**self.args.xmc_options(), "num_threads": None}))
+        if not os.path.isfile(options) or {**read_json(options), "num_threads": None} != current:
             return None
-        found = last_checkpoint(str(self.args.output_dir))
-        if found is None:
-            logger.warning("There is no checkpoint in `%s` yet: training starts anew.", self.args.output_dir)
-        return found
+        # A training that was killed while it wrote its record has no digest; the number of documents must do.
+        data = TrainingRecord.load(folder).data
+        if data is not None and data != documents_digest(self.train_dataset):
+            return None
+        model = XMCForTextClassification.from_pretrained(folder)
+        return model if model.labels.num_documents == len(self.train_dataset) else None
 
-    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> TrainOutput:
-        self._finish_run()
-        # The base class would load the best model once more, over what has been trained since.
-        wanted, self.args.load_best_model_at_end = self.args.load_best_model_at_end, False
-        try:
-            return super()._finalize_training(trial, num_train_samples, start_time)
-        finally:
-            self.args.load_best_model_at_end = wanted
+    def _check_can_train(self, resumes: bool) -> Dataset:
+        if self.train_dataset is None:
+            raise ValueError("There is no `train_dataset`: pass one to the trainer.")
+        if self.model.ranker is not None or self.model.config.trained_levels:
+            raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
+        config_file = os.path.join(str(self.args.output_dir), CONFIG_NAME)
+        # A run that is resumed may have been interrupted while it saved its model.
+        if os.path.exists(config_file) and not self.args.overwrite and not resumes:
+            raise FileExistsError(
+                f"`{self.args.output_dir}` contains a finished model. Choose another `output_dir`, or set "
+                "`overwrite=True` to replace it."
+            )
+        return self.train_dataset
+
+    # ---- Evaluation and prediction ----
 
     def evaluate(
         self,
@@ -362,15 +423,15 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """
-        Measures the model on documents with labels, a batch in memory at a time.
+        Evaluates the model on documents with labels, in constant memory.
 
         Args:
             eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
-                Documents; those of the constructor by default. Of several sets, each gets its name into the prefix.
+                Documents; by default those of the constructor. The prefix of several datasets includes their name.
             ignore_keys (`list[str]`, *optional*):
-                Has no meaning here.
+                Ignored.
             metric_key_prefix (`str`, *optional*, defaults to `"eval"`):
-                Prefix of the metrics' names, as in `eval_P@1`.
+                Prefix of the names of the metrics, as in `eval_P@1`.
 
         Returns:
             `dict[str, float]`: the metrics of [`XMCMetrics`] as fractions, and the time.
@@ -385,21 +446,24 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             return results
         dataset = self._prepare(dataset)
         start = time.time()
-        options = self._prediction_options
-        ks = self.args.eval_ks
-        if self._run is not None and self.model.ranker is None:
-            # Between the steps of a level there is only what its heads say of its nodes.
-            with self._run.average.in_place(self.model), self._run.whole_encoder():
-                metrics = evaluate_level(self.model, dataset, self._run.level, ks, **options)
+        options: dict[str, Any] = {"batch_size": self.args.per_device_eval_batch_size, "runtime": self.runtime}
+        if self._levels is not None and self.model.ranker is None:
+            # During fine-tuning only the heads of the current level can be evaluated.
+            with self._levels.average.in_place(self.model), self._levels.context.whole_encoder():
+                metrics = evaluate_level(self.model, dataset, self._levels.level, self.args.eval_ks, **options)
         else:
-            metrics = evaluate_model(self.model, dataset, ks, **options)
+            metrics = evaluate_model(self.model, dataset, self.args.eval_ks, **options)
         results = {f"{metric_key_prefix}_{name}": value for name, value in metrics.compute().items()}
+        if self.compute_metrics is not None and self._levels is None:
+            output = self._predict(dataset)
+            further = self.compute_metrics(EvalPrediction(*output))
+            results.update({f"{metric_key_prefix}_{name}": value for name, value in further.items()})
         results.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
         self.log(dict(results))
-        if self._run is None:
-            self.card.add_evaluation(metric_key_prefix, dataset, metrics, time.time() - start)
-            if self.card.record.seconds is not None:  # trained here, so the model in `output_dir` is this one
-                self._update_card()
+        if self._levels is None:
+            self.recorder.add_evaluation(metric_key_prefix, dataset, metrics, time.time() - start)
+            if self.recorder.record.seconds is not None:  # trained here: the model in `output_dir` is this one
+                self.publisher.update_model_card()
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, results)
         return results
 
@@ -413,37 +477,32 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             test_dataset (`datasets.Dataset`):
                 Documents, with or without labels.
             ignore_keys (`list[str]`, *optional*):
-                Has no meaning here.
+                Ignored.
             metric_key_prefix (`str`, *optional*, defaults to `"test"`):
-                Prefix of the metrics' names.
+                Prefix of the names of the metrics.
 
         Returns:
-            `PredictionOutput`: `predictions` are scores and label ids, `(documents, top_k)` each, with -1 for no
-            label; `label_ids` the true labels known to the model, padded with -100 (`None` without labels).
+            `PredictionOutput`: `predictions` are scores and label ids, `(documents, top_k)` each, padded with -1;
+            `label_ids` the true labels known to the model, padded with -100 (`None` without labels).
         """
         dataset = self._prepare(test_dataset, require_labels=False)
         start = time.time()
-        batches = list(predict_batches(self.model, dataset, **self._prediction_options))
-        predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+        predictions, label_ids = self._predict(dataset)
         metrics = speed_metrics(metric_key_prefix, start, num_samples=len(dataset))
-        label_ids = None
-        if "labels" in dataset.column_names:
-            assert self.model.labels is not None
-            label_ids = _padded(self.model.labels.encode(dataset))
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         return PredictionOutput(predictions, label_ids, metrics)  # type: ignore[arg-type]
 
-    @property
-    def _prediction_options(self) -> dict[str, Any]:
-        runtime = Runtime(self.args.num_threads, self._report, self.work)
-        return {"batch_size": self.args.per_device_eval_batch_size, "runtime": runtime}
-
-    @property
-    def _report(self) -> Progress | None:
-        return None if self._progress is None else self._progress.report
+    def _predict(self, dataset: Dataset) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
+        options: dict[str, Any] = {"batch_size": self.args.per_device_eval_batch_size, "runtime": self.runtime}
+        batches = list(predict_batches(self.model, dataset, **options))
+        predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+        if "labels" not in dataset.column_names:
+            return predictions, None
+        assert self.model.labels is not None
+        return predictions, _padded(self.model.labels.encode(dataset))
 
     def _prepare(self, dataset: Dataset, require_labels: bool = True) -> Dataset:
-        """The dataset in the library's columns; one that has them already may come without the mapped ones."""
+        """Maps the columns of a dataset, unless they have been mapped before."""
         columns: Iterable[str] = getattr(dataset, "column_names", ())
         mapping = {
             source: target
@@ -454,91 +513,27 @@ class XMCTrainer(PublishingMixin, LevelTrainer):
             mapping = {source: target for source, target in mapping.items() if source in columns or target != "labels"}
         return prepare_dataset(dataset, mapping, self.label_delimiter, require_labels)
 
-    def _check_can_train(self, resumes: bool) -> Dataset:
-        if self.train_dataset is None:
-            raise ValueError("There is no `train_dataset`: pass one to the trainer.")
-        if self.model.ranker is not None or self.model.config.trained_levels:
-            raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
-        config_file = os.path.join(str(self.args.output_dir), CONFIG_NAME)
-        # A run that is resumed may have been cut off while it saved its model.
-        if os.path.exists(config_file) and not self.args.overwrite and not resumes:
-            raise FileExistsError(
-                f"`{self.args.output_dir}` holds a finished model already. Choose another `output_dir`, or set "
-                "`overwrite=True` to replace it."
-            )
-        return self.train_dataset
+    # ---- Saving and publishing ----
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Saves the model and its options. The base class would pickle the latter."""
+        """Saves the model and its options. Overridden because the base class pickles the options."""
         folder = str(self.args.output_dir if output_dir is None else output_dir)
-        if self._run is not None and self._run.adapters is not None:
-            state_dict = self._run.adapters.plain_weights()
+        if self._levels is not None and self._levels.adapters is not None:
+            state_dict = self._levels.adapters.plain_weights()
         self.model.save_pretrained(folder, state_dict=state_dict)
         write_json(os.path.join(folder, TRAINING_ARGS_FILE), self.args.xmc_options())
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Writes the model card into `args.output_dir`, see `Publisher.create_model_card`."""
+        self.publisher.create_model_card(*args, **kwargs)
 
-def _check_best_metric(args: XMCTrainingArguments, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
-    """Raises where the metric that decides on checkpoints is none that is measured on the way."""
-    wanted = args.metric_for_best_model
-    if wanted is None or eval_dataset is None or args.eval_strategy == "no" or not args.trains_encoder:
-        return
-    # As the heads of a level are measured: without the training counts of labels, which its nodes have not.
-    metrics = XMCMetrics(**({} if args.eval_ks is None else {"ks": args.eval_ks}))  # type: ignore[arg-type]
-    ranking = np.arange(metrics.ks[-1])[None]
-    metrics.update(ranking, csr_matrix(ranking >= 0, dtype=np.float32))
-    names = list(metrics.compute())
-    if isinstance(eval_dataset, Mapping):
-        names = [f"{part}_{name}" for part in eval_dataset for name in names]
-    if wanted.removeprefix("eval_") not in names:
-        raise ValueError(
-            f"`metric_for_best_model={wanted!r}` is not measured between the steps of a level. Choose one of "
-            f"{', '.join(names)}."
-        )
-
-
-def _check_encoder(name: str, args: XMCTrainingArguments) -> None:
-    """Raises where `name` is not what a training may begin with; what cannot be read is left to its loading."""
-    config = os.path.join(name, CONFIG_NAME)
-    if os.path.isfile(config) and read_json(config).get("model_type") in CLASSES:
-        raise ValueError(
-            f"`{name}` is a trained model, not an encoder. To evaluate it or to predict with it, pass "
-            f"`XMCForTextClassification.from_pretrained({name!r})`; to train another one, name the encoder."
-        )
-    if not args.trains_encoder:
-        raise ValueError(
-            f"The method {args.method!r} trains no encoder, but `{name}` was given. Leave it out, or choose a method "
-            f"with an encoder: {', '.join(ENCODER_METHODS)}."
-        )
-
-
-def _make_model(model: Any, args: XMCTrainingArguments) -> XMCForTextClassification:
-    """The model to train, from what the user passed."""
-    name = args.encoder_name
-    if isinstance(model, (str, os.PathLike)):
-        name, model = os.fspath(model), None
-    if isinstance(model, XMCForTextClassification):
-        return model
-    if model is not None:
-        raise TypeError(
-            f"`model` is {model!r:.80}. Pass the folder or the Hub id of an encoder, or an "
-            "`XMCForTextClassification`, such as `XMCForTextClassification.from_pretrained(...)` gives."
-        )
-    if name is not None:
-        _check_encoder(name, args)
-        args.encoder_name = name
-    if not args.trains_encoder:
-        return XMCForTextClassification(XMCConfig(method=args.method))
-    if name is None:
-        raise ValueError(
-            f"The method {args.method!r} needs an encoder to start from: pass its folder or Hub id as `model`, or set "
-            "`encoder_name`."
-        )
-    options = args.make_encoder_arguments().model_kwargs()
-    return XMCForTextClassification.from_encoder(name, method=args.method, **options)
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the model and its card and uploads all files, see `Publisher.push_to_hub`."""
+        return self.publisher.push_to_hub(*args, **kwargs)
 
 
 def _padded(targets: csr_matrix) -> np.ndarray:
-    """Column ids of each row, padded with -100 to the longest."""
+    """Column ids of each row, padded with -100."""
     lengths = np.diff(targets.indptr)
     padded = np.full((targets.shape[0], int(lengths.max(initial=0))), -100, np.int64)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = targets.indices

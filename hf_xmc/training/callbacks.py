@@ -1,0 +1,229 @@
+"""Callbacks of the trainer: the progress bar, the ends of levels, SIGTERM; and the timer of the stages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import EarlyStoppingCallback, ProgressCallback, TrainerCallback, TrainerState
+
+from ..parallel.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from .levels import Levels
+
+logger = logging.getLogger(__name__)
+
+SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
+
+
+class StageTimer:
+    """
+    Measures the stages of a training.
+
+    Args:
+        log (`Callable[[dict[str, float]], None]`):
+            Logs the seconds of a stage and what the stage reports.
+    """
+
+    def __init__(self, log: Callable[[dict[str, float]], None]) -> None:
+        self._log = log
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, float]]:
+        """Measures its block and logs `<name>_seconds` with the values that the block puts into the dictionary."""
+        start = time.perf_counter()
+        metrics: dict[str, float] = {}
+        yield metrics
+        seconds = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._log({f"{name}_seconds": round(seconds, 2), **metrics})
+
+
+class StageProgressCallback(ProgressCallback):
+    """The progress bar of the trainer, reset and renamed for every stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+        self._stage = self._level = ""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Shows the progress of a stage."""
+        if self.training_bar is None and self.prediction_bar is None:
+            self.prediction_bar = tqdm(total=total, desc=stage, dynamic_ncols=True)
+            self._stage = stage
+        bar = self.prediction_bar if self.training_bar is None else self.training_bar
+        if stage != self._stage or bar.total != total:
+            bar.set_description(stage, refresh=False)
+            bar.reset(total)
+            self._stage = stage
+        bar.update(done - bar.n)
+
+    def show_level(self, name: str, state: TrainerState) -> None:
+        """Shows the training steps of all levels, and the name of the current level."""
+        if self.training_bar is not None:
+            self.training_bar.set_description(name, refresh=False)
+            self.training_bar.reset(state.max_steps)
+            self.training_bar.update(state.global_step)
+        self._stage = self._level = name
+        self.current_step = state.global_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Counts a step."""
+        if self.training_bar is not None and self._level != self._stage:
+            self.show_level(self._level, state)
+        else:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Opens the bar."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self._stage = ""
+
+
+class StartCallback(TrainerCallback):
+    """
+    Completes the start of the training loop: logs of earlier stages, the state of a checkpoint, random numbers.
+
+    Args:
+        trainer ([`XMCTrainer`]): The trainer.
+        checkpoint (`str`, *optional*): Checkpoint to resume from.
+        earlier_logs (`list[dict]`): What was logged before the loop, which starts a new log.
+    """
+
+    def __init__(self, trainer: Any, checkpoint: str | None, earlier_logs: list[dict[str, float]]) -> None:
+        self._trainer, self._checkpoint, self.earlier_logs = trainer, checkpoint, earlier_logs
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Runs after the model has been wrapped and before the first step."""
+        state.log_history.extend(self.earlier_logs)
+        if self._checkpoint is not None:
+            self._trainer.load_training_state(self._checkpoint)
+        else:
+            # Each process draws its own dropout.
+            torch.manual_seed(args.seed + args.process_index)
+
+
+class LevelCallback(TrainerCallback):
+    """
+    Ends levels: averages weights, asks for a checkpoint at the end of a level, and turns early stopping into the end
+    of the current level instead of the end of training.
+
+    It must be the last callback, so that it sees what the others ask for.
+
+    Args:
+        levels ([`Levels`]): The levels.
+        callbacks (`list[TrainerCallback]`): All callbacks of the trainer.
+    """
+
+    def __init__(self, levels: Levels, callbacks: list[TrainerCallback]) -> None:
+        self.levels, self._callbacks = levels, callbacks
+        self.last_save = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Updates the average of the weights; a stopped level ends here."""
+        # A resumed training may begin in the middle of a pass, which the Trainer does not know.
+        state.epoch = state.global_step / self.levels.steps_per_pass
+        self.levels.update_average(state.global_step)
+        self._end_level(args, state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ends the level if early stopping asks for it."""
+        self._end_level(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ends the level if a callback asks for it."""
+        self._end_level(args, state, control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remembers the step of the last checkpoint."""
+        self.last_save = state.global_step
+
+    def _end_level(self, args: Any, state: Any, control: Any) -> None:
+        levels, schedule, step = self.levels, self.levels.schedule, state.global_step
+        if levels.active >= 0 and control.should_training_stop and step < schedule.total:
+            # A level that ends at this step anyway must not end the next one as well.
+            if step < schedule.ends[levels.active]:
+                schedule.end_level(step)
+            state.max_steps = args.max_steps = schedule.total
+            control.should_training_stop = step >= schedule.total
+            for callback in self._callbacks:
+                if isinstance(callback, EarlyStoppingCallback):
+                    callback.early_stopping_patience_counter = 0
+        # The next level starts with long stages: they should not be lost with the steps before.
+        if step in schedule.ends and step != self.last_save and args.save_strategy != "no":
+            control.should_save = True
+
+
+class SigtermCallback(TrainerCallback):
+    """
+    Writes a checkpoint and exits after the current step when any process receives SIGTERM.
+
+    Outside of training steps the signal ends the process at once: other stages keep their finished pieces on disk.
+    `enable_jit_checkpoint` of transformers does not serve here, as its processes do not agree on the step at which
+    they save.
+
+    Args:
+        processes ([`ProcessGroup`]): The processes of the training.
+    """
+
+    def __init__(self, processes: ProcessGroup) -> None:
+        self._processes = processes
+        self._received = self._waits = self._ends = False
+        self._previous: Any = None
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Handles SIGTERM within its block. Only the main thread can handle signals."""
+        self._received = self._waits = self._ends = False
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._handle)
+        try:
+            yield
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+        if not self._waits:
+            self._restore()
+            os.kill(os.getpid(), number)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From now on a checkpoint can be written before the process ends."""
+        self._waits = args.save_strategy != "no"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Asks for a checkpoint if any process received the signal."""
+        if self._waits and not self._processes.agree(not self._received):
+            control.should_save = self._ends = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Exits once the checkpoint is written."""
+        if self._ends:
+            logger.warning(
+                "Received SIGTERM. Resume after step %d with `resume_from_checkpoint=True`.", state.global_step
+            )
+            sys.exit(SIGTERM_EXIT_CODE)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """No steps are left."""
+        self._waits = False

@@ -1,0 +1,267 @@
+"""Fine-tuning level by level: heads, shortlist, bootstrap, batches, and the state that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..modeling_heads import tail_sizes
+from ..text_encoder import padding_id
+from .averaging import WeightAverage
+from .bootstrap import bootstrap_head, level_data, make_level_data, needs_vectors, start_from_frequency, starting_data
+from .checkpoint import load_level_state, save_level_state
+from .context import RunContext
+from .level_data import LevelCollator, LevelData, pass_batches
+from .lora import Adapters
+from .schedule import Schedule
+
+
+class Levels:
+    """
+    The levels of the label tree that are fine-tuned, and the state of the group of levels in training.
+
+    Levels that are trained in the same steps form a group; most methods train one level after the other.
+
+    Args:
+        context ([`RunContext`]):
+            The training after the stages of `PREPARATION`. Heads are added to its model.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        args, tree = context.args, context.model.label_tree
+        assert tree is not None
+        self.arguments = args.make_level_arguments()
+        self.counts = tree.targets(context.targets)
+        self.levels = self.arguments.choose_levels(tree)
+        if args.predict_with == "heads" and tree.depth not in self.levels:
+            raise ValueError(
+                f"`predict_with='heads'` needs a head for the labels, level {tree.depth}, but only the levels "
+                f"{self.levels} are trained."
+            )
+        self.groups = self.arguments.group_levels(self.levels)
+        self._add_heads()
+        self.batches_per_step = args.gradient_accumulation_steps
+        per_step = args.train_batch_size * args.world_size * self.batches_per_step
+        self.steps_per_pass = max(1, -(-len(context.dataset) // per_step))
+        self.schedule = Schedule.from_arguments(args, len(self.groups), self.steps_per_pass)
+        # Index of the group in training and the data of its levels; -1 before the first.
+        self.active = -1
+        self.data: list[LevelData] = []
+        self.average = WeightAverage()
+        rank = args.make_encoder_arguments().lora_rank
+        self.adapters = Adapters(context.model, rank, seed=args.seed) if rank else None
+        self._known_identity: dict[str, Any] | None = None
+
+    def _add_heads(self) -> None:
+        """Adds the heads, unless the model has them from a checkpoint, and configures them."""
+        model, arguments, config = self.context.model, self.arguments, self.context.model.config
+        assert model.label_tree is not None
+        if config.head_levels != self.levels:
+            # A bottleneck saves memory only where there are many labels, that is, with a level above them.
+            bottleneck = (arguments.bottleneck or None) if len(self.levels) > 1 else None
+            tails = None if arguments.shrink is None else tail_sizes(model.label_tree)
+            with self.context.stage("heads") as metrics:
+                model.add_heads(self.levels, bottleneck, tails, arguments.shrink or config.head_shrink)
+                metrics.update(heads_bytes=model.heads.num_bytes, full_width_bytes=model.heads.full_width_bytes)
+        config.head_loss, config.head_dropout = arguments.loss, arguments.dropout
+        # With teacher forcing alone a head only separates siblings, and joint levels are trained to be multiplied:
+        # in both cases a label is scored by the product along its path.
+        separates_siblings = "tfn" in arguments.choose_negatives(model.label_tree, self.levels)
+        config.head_ranking = "path" if separates_siblings or arguments.joint else "leaf"
+
+    @property
+    def level(self) -> int:
+        """The finest level in training."""
+        return self.groups[self.active][-1]
+
+    @property
+    def name(self) -> str:
+        """Name of the levels in training, for the progress bar and messages."""
+        return f"level {'+'.join(map(str, self.groups[self.active]))}/{self.levels[-1]}"
+
+    # ---- Stages of a level ----
+
+    def begin_group(self, index: int) -> None:
+        """Computes shortlists and initial heads of a group of levels."""
+        self.apply_average()
+        self.data = [self._begin_level(self.levels.index(level)) for level in self.groups[index]]
+        self.active = index
+
+    def _begin_level(self, index: int) -> LevelData:
+        context, arguments, level = self.context, self.arguments, self.levels[index]
+        model, tree = context.model, context.model.label_tree
+        assert tree is not None
+        vectors = context.vectors() if needs_vectors(arguments, tree, self.levels, index) else None
+        with context.stage(f"level {level} shortlist") as metrics:
+            data = make_level_data(model, self.counts, index, arguments, vectors, context.runtime)
+            if data.shortlist is not None:
+                metrics["nodes_above_per_document"] = data.shortlist.nnz / data.shortlist.shape[0]
+        start = starting_data(data, tree, self.counts, self.levels, index, arguments.joint)
+        if vectors is not None and arguments.bootstrap:
+            with context.stage(f"level {level} bootstrap"):
+                bootstrap_head(model.head(level), start, vectors, arguments, context.args.seed, context.runtime)
+        else:
+            start_from_frequency(model.head(level), start, arguments.loss)
+        model.config.trained_levels = index + 1
+        return data
+
+    def complete(self) -> None:
+        """Ends fine-tuning: applies averages and adapters, and begins the levels without training steps."""
+        self.apply_average()
+        if self.adapters is not None:
+            self.adapters.merge()
+            self.adapters = None
+        for index in range(self.active + 1, len(self.groups)):
+            self.begin_group(index)
+
+    def update_average(self, step: int) -> None:
+        """Adds the weights after `step` steps to the average, in the last part of a level."""
+        done, planned = self.schedule.steps_done(step - 1)
+        late = done + 1 - round(self.arguments.swa_start * planned)
+        if self.active >= 0 and late > 0 and late % self.arguments.swa_steps == 0:
+            self.average.add(self.context.model, step)
+
+    def apply_average(self) -> None:
+        """Replaces the weights by their average, if there is one."""
+        if self.average.apply(self.context.model):
+            self.context.encoder_changed()
+
+    # ---- Checkpoints ----
+
+    def save(self, folder: str, is_main: bool = True) -> None:
+        """Writes the state into a checkpoint. Collective: every process must call it; only the main one writes."""
+        self.average.save(folder, is_main)
+        if is_main:
+            state = {"active": self.active, "schedule": self.schedule.state(), "run": self._identity()}
+            save_level_state(folder, state, [data.shortlist for data in self.data])
+            if self.adapters is not None:
+                self.adapters.save(folder)
+
+    def load(self, folder: str) -> None:
+        """Restores the state from a checkpoint; raises if it belongs to another run."""
+        state, shortlists = load_level_state(folder)
+        identity = self._identity()
+        different = [name for name, value in identity.items() if state["run"].get(name) != value]
+        if different or state["schedule"]["steps"] != self.schedule.steps:
+            raise ValueError(
+                f"The checkpoint `{folder}` belongs to another run. These differ: "
+                f"{', '.join(different or ['number of steps'])}. Resume with the same data and options, or choose "
+                "another `output_dir`."
+            )
+        self.schedule.ends, self.active = state["schedule"]["ends"], state["active"]
+        self.average.load(folder, self.context.model.device)
+        if self.adapters is not None:
+            self.adapters.load(folder)
+        tree = self.context.model.label_tree
+        assert tree is not None
+        if self.active >= 0:
+            self.data = [
+                level_data(tree, self.counts, self.levels, self.levels.index(level), shortlist, self.arguments)
+                for level, shortlist in zip(self.groups[self.active], shortlists, strict=True)
+            ]
+
+    def _identity(self) -> dict[str, Any]:
+        """Returns what must be the same when the training is resumed."""
+        if self._known_identity is None:
+            context, args = self.context, self.context.args
+            targets = context.targets
+            labels = hashlib.blake2b(targets.indptr.tobytes() + targets.indices.tobytes(), digest_size=16)
+            options = {f"level_{name}": value for name, value in vars(self.arguments).items()}
+            # Tree, TF-IDF and tokens come from the checkpoint: the options must agree with them.
+            prefixes = ("tree_", "tfidf_", "encoder_", "label_", "feature", "warmup_", "lr_", "weight_decay")
+            given = args.xmc_options()
+            options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
+            identity = {
+                "documents": context.tokens_key(),
+                "labels": labels.hexdigest(),
+                "label tree": context.model.label_tree.digest(),  # type: ignore[union-attr]
+                "seed": args.seed,
+                "batch size": args.train_batch_size * args.world_size * self.batches_per_step,
+                **options,
+            }
+            # As it is read back from JSON: lists for tuples.
+            self._known_identity = json.loads(json.dumps(identity))
+        return self._known_identity
+
+
+class LevelBatches:
+    """
+    Training batches of all levels in order. The `Trainer` iterates over it once for each pass over the documents.
+
+    When the last step of a group of levels is done, the next batch that is asked for begins the next group.
+
+    Args:
+        levels ([`Levels`]): The levels.
+        step (`int`): Steps that are done already, in a resumed training.
+        on_begin (`Callable[[bool], None]`): Called before the first batch of a group, with whether the group is new.
+    """
+
+    def __init__(self, levels: Levels, step: int, on_begin: Callable[[bool], None]) -> None:
+        self.levels, self.on_begin = levels, on_begin
+        self.dataset = levels.context.tokens  # the Trainer reads its length
+        self._done = step * levels.batches_per_step
+        self._lengths = list(self.dataset["length"])
+        self._stream = self._all_levels()
+
+    def __len__(self) -> int:
+        return self.levels.steps_per_pass * self.levels.batches_per_step
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        # A resumed pass has fewer batches left.
+        for _ in range(len(self) - self._done % len(self)):
+            try:
+                yield next(self._stream)
+            except StopIteration:
+                return
+            except (ConnectionError, EOFError) as error:
+                # How the death of a worker may show, beside the RuntimeError of torch.
+                raise RuntimeError(f"DataLoader worker: {error!r}") from error
+
+    def _all_levels(self) -> Iterator[dict[str, Any]]:
+        levels = self.levels
+        for index in range(max(levels.active, 0), len(levels.groups)):
+            is_new = levels.active < index
+            if is_new:
+                levels.begin_group(index)
+            self.on_begin(is_new)
+            while self._is_in(index):
+                for batch in self._loader():
+                    self._done += 1
+                    yield batch
+                    if not self._is_in(index):
+                        break
+
+    def _is_in(self, index: int) -> bool:
+        """Whether the next batch belongs to a group of levels. Early stopping may have ended it."""
+        return self._done // self.levels.batches_per_step < self.levels.schedule.ends[index]
+
+    def _loader(self) -> DataLoader:
+        """Returns the rest of the current pass."""
+        levels, args, model = self.levels, self.levels.context.args, self.levels.context.model
+        number, start = divmod(self._done, len(self))
+        seed = args.seed if args.data_seed is None else args.data_seed
+        batches = pass_batches(
+            self._lengths,
+            args.train_batch_size,
+            (levels.steps_per_pass, levels.batches_per_step),
+            (args.process_index, args.world_size),
+            None if args.train_sampling_strategy == "sequential" else seed + number,
+        )
+        workers = args.dataloader_num_workers
+        padding = padding_id(model.config.encoder_config, model.tokenizer)
+        return DataLoader(
+            self.dataset,  # type: ignore[arg-type]
+            batch_sampler=batches[start:],  # type: ignore[arg-type]
+            collate_fn=LevelCollator(padding, levels.data, levels.arguments.joint),
+            num_workers=workers,
+            prefetch_factor=args.dataloader_prefetch_factor if workers else None,
+            pin_memory=args.dataloader_pin_memory and torch.accelerator.is_available(),
+            # The default generator would be advanced, and a resumed training would not be the same.
+            generator=torch.Generator().manual_seed(seed),
+        )

@@ -1,0 +1,129 @@
+"""What a trainer is set up with: checks of its arguments, and the model to train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from scipy.sparse import csr_matrix
+from transformers.utils import CONFIG_NAME
+
+from ..configuration_xmc import XMCConfig
+from ..evaluation import XMCMetrics
+from ..modeling_xmc import XMCForTextClassification
+from ..remote_code import CLASSES
+from ..serialization import read_json
+from .arguments import XMCTrainingArguments
+from .fsdp import check_encoder, set_up_plugin
+from .presets import ENCODER_METHODS
+
+# Arguments of `Trainer` that have no meaning here, and why.
+_REFUSED = {
+    "data_collator": "batches are made from the label tree",
+    "compute_loss_func": "the loss follows from the method: set `level_loss`",
+    "preprocess_logits_for_metrics": "evaluation works on the best labels, never on all logits",
+    "optimizer_cls_and_kwargs": "large heads need an AdamW that updates rows: set `learning_rate`, `weight_decay` and "
+    "`adam_*` in `args`, or pass `optimizers`",
+}
+
+
+def refuse_arguments(kwargs: Mapping[str, Any]) -> None:
+    """Raises for arguments that the trainer does not take."""
+    for name in kwargs:
+        reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
+        raise TypeError(f"XMCTrainer does not take the argument `{name}`{reason}.")
+
+
+def check_best_metric(args: XMCTrainingArguments, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
+    """Raises if `metric_for_best_model` is not measured during fine-tuning."""
+    wanted = args.metric_for_best_model
+    if wanted is None or eval_dataset is None or args.eval_strategy == "no" or not args.trains_encoder:
+        return
+    # Inner nodes have no training counts, so there are no propensity-scored metrics.
+    metrics = XMCMetrics(**({} if args.eval_ks is None else {"ks": args.eval_ks}))  # type: ignore[arg-type]
+    ranking = np.arange(metrics.ks[-1])[None]
+    metrics.update(ranking, csr_matrix(ranking >= 0, dtype=np.float32))
+    names = list(metrics.compute())
+    if isinstance(eval_dataset, Mapping):
+        names = [f"{part}_{name}" for part in eval_dataset for name in names]
+    if wanted.removeprefix("eval_") not in names:
+        raise ValueError(
+            f"`metric_for_best_model={wanted!r}` is not measured during fine-tuning. Choose one of {', '.join(names)}."
+        )
+
+
+def check_parallelism(trainer: Any) -> None:
+    """Raises if the launcher asks for a kind of parallelism that is not supported; configures FSDP."""
+    if trainer.is_deepspeed_enabled:
+        raise ValueError(
+            "DeepSpeed is not supported: heads of large levels cannot use its optimizer. Launch with FSDP "
+            "(`distributed_type: FSDP`) or DDP (`distributed_type: MULTI_GPU`)."
+        )
+    if trainer.is_fsdp_enabled:
+        set_up_plugin(trainer.accelerator.state.fsdp_plugin)
+        if trainer.model.encoder is not None:
+            check_encoder(trainer.model.encoder)
+        if trainer.args.encoder_lora_rank:
+            raise ValueError(
+                "`encoder_lora_rank` does not work with FSDP: every process needs the whole encoder between the "
+                "levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
+            )
+
+
+def make_model(model: Any, args: XMCTrainingArguments, tokenizer: Any = None) -> XMCForTextClassification:
+    """
+    Returns the model to train.
+
+    Args:
+        model ([`XMCForTextClassification`] or `str`, *optional*):
+            A model, or the folder or Hub id of an encoder; `args.encoder_name` by default.
+        args ([`XMCTrainingArguments`]):
+            Options.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Tokenizer of the encoder; by default the one in its folder.
+    """
+    name = args.encoder_name
+    if isinstance(model, (str, os.PathLike)):
+        name, model = os.fspath(model), None
+    if model is None:
+        model = _start_model(name, args)
+    elif not isinstance(model, XMCForTextClassification):
+        raise TypeError(
+            f"`model` is {model!r:.80}. Pass the folder or Hub id of an encoder, or an `XMCForTextClassification`."
+        )
+    if tokenizer is not None:
+        if model.encoder is None:
+            raise ValueError(f"`processing_class` has no effect: {args.method!r} has no encoder. Leave it out.")
+        model.tokenizer = tokenizer
+    return model
+
+
+def _start_model(name: str | None, args: XMCTrainingArguments) -> XMCForTextClassification:
+    if name is not None:
+        _check_encoder_name(name, args)
+        args.encoder_name = name
+    if not args.trains_encoder:
+        return XMCForTextClassification(XMCConfig(method=args.method))
+    if name is None:
+        raise ValueError(
+            f"The method {args.method!r} needs an encoder: pass its folder or Hub id as `model`, or `encoder_name`."
+        )
+    options = args.make_encoder_arguments().model_kwargs()
+    return XMCForTextClassification.from_encoder(name, method=args.method, **options)
+
+
+def _check_encoder_name(name: str, args: XMCTrainingArguments) -> None:
+    config = os.path.join(name, CONFIG_NAME)
+    if os.path.isfile(config) and read_json(config).get("model_type") in CLASSES:
+        raise ValueError(
+            f"`{name}` is a trained model, not an encoder. To evaluate it, pass "
+            f"`XMCForTextClassification.from_pretrained({name!r})`; to train a new model, pass an encoder."
+        )
+    if not args.trains_encoder:
+        raise ValueError(
+            f"`{name}` was given, but the method {args.method!r} has no encoder. Leave it out, or choose one of "
+            f"{', '.join(ENCODER_METHODS)}."
+        )
