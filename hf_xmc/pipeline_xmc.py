@@ -66,9 +66,9 @@ class ExtremeTextClassificationPipeline(Pipeline):
     _load_feature_extractor = False  # type: ignore[assignment]
 
     def __init__(self, model: XMCForTextClassification, **kwargs: Any) -> None:
-        # By name, because remote code has classes of its own.
+        # By name, because remote code defines its own classes.
         if getattr(getattr(model, "config", None), "model_type", None) not in CLASSES:
-            path = getattr(getattr(model, "config", None), "name_or_path", "the given one")
+            path = getattr(getattr(model, "config", None), "name_or_path", "unnamed")
             raise ValueError(
                 f"The model (`{path}`) is a {type(model).__name__}, not a model of hf_xmc. Pass a model trained with "
                 "`XMCTrainer`, not an encoder."

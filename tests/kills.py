@@ -1,9 +1,8 @@
 """
-Kills a training, an upload and a prediction at random moments and lets them go on until they end: the model, the
-repository and the predictions must be those of a run that nothing interrupted, to the last bit.
+Kills a training, an upload and a prediction at random moments and resumes them until they end. The model, the
+repository and the predictions must equal those of an uninterrupted run, to the last bit.
 
-`python tests/kills.py --kills 30` prints when each kill came and what was compared. `tests/test_kills.py` does the
-same with few kills.
+`python tests/kills.py --kills 30` prints when each kill came and what was compared. `test_kills.py` runs few kills.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +25,26 @@ METHODS = ("xr-transformer", "lightxml", "xr-linear")
 
 
 def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None:
-    """Trains, uploads and predicts; goes on where an earlier call was killed. Says which stage begins."""
+    """Trains, uploads and predicts, resuming a killed call. Says what it does."""
     import torch
     from conftest import encoder_arguments, make_documents
     from transformers import TrainerCallback
 
     from hf_xmc import XMCTrainer, XMCTrainingArguments
     from hf_xmc.cli.main import main
-    from hf_xmc.training import callbacks, level_trainer
 
-    class SaySteps(TrainerCallback):
+    class SayEvents(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             say(f"step {state.global_step + 1}")
 
-    stage, save = callbacks.StageTimer.stage, level_trainer.LevelTrainer._save_checkpoint
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            say(f"after step {state.global_step}")  # a checkpoint may follow
 
-    @contextmanager
-    def said_stage(self: Any, name: str) -> Iterator[Any]:
-        say(name)
-        with stage(self, name) as facts:
-            yield facts
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            for name in logs or ():
+                if name.endswith("_seconds"):
+                    say(f"after {name.removesuffix('_seconds')}")
 
-    def said_save(self: Any, *arguments: Any) -> None:
-        say("checkpoint")
-        save(self, *arguments)
-
-    callbacks.StageTimer.stage, level_trainer.LevelTrainer._save_checkpoint = said_stage, said_save
     torch.set_num_threads(1)
     model = folder / "model"
     if method == "xr-linear":
@@ -67,7 +58,7 @@ def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None
         model=None if method == "xr-linear" else str(encoder),
         args=args,
         train_dataset=make_documents(600, seed=7),
-        callbacks=[SaySteps()],
+        callbacks=[SayEvents()],
     )
     trainer.train(resume_from_checkpoint=True)
     say("push")
@@ -80,15 +71,15 @@ def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None
 
 def run(arguments: tuple[Any, ...], log: Path, kill_at: tuple[int, float] | None) -> list[tuple[str, float]] | None:
     """
-    Runs [`work`] in a process of its own.
+    Runs [`work`] in a child process.
 
     Args:
-        arguments: Of `work`, but for `say`.
-        log: File for what it prints.
-        kill_at: Which of its stages, by number, to kill it in, and how many seconds after the stage began.
+        arguments: Arguments of `work` except `say`.
+        log: File for its output.
+        kill_at: Index of the event after which to kill it, and the seconds in between.
 
     Returns:
-        The stages and when each began; `None` where it was killed.
+        The events and their times; `None` if it was killed.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -135,7 +126,7 @@ def run(arguments: tuple[Any, ...], log: Path, kill_at: tuple[int, float] | None
 
 
 def check(folder: Path, whole: Path, hub: LocalHub) -> None:
-    """Raises where what was interrupted differs from what was not."""
+    """Compares the results of an interrupted run with those of an uninterrupted one."""
     from encoder_runs import assert_same_model
 
     assert_same_model(folder / "model", whole / "model")
@@ -146,7 +137,7 @@ def check(folder: Path, whole: Path, hub: LocalHub) -> None:
     pushed = [hub.files(f"{REPO}-{own.name}") for own in (folder, whole)]
     assert pushed[0].keys() == pushed[1].keys()
     for name, content in pushed[0].items():
-        # The card and the record of the training tell times and names.
+        # The card and the training record contain times and names.
         assert content == pushed[1][name] or not name.endswith((".safetensors", ".txt", ".py")), name
     left = [path.name for path in (folder / "model").iterdir() if path.name.startswith(".")]
     assert left == [], left
@@ -154,10 +145,10 @@ def check(folder: Path, whole: Path, hub: LocalHub) -> None:
 
 def kill_often(kills: int, seed: int, root: Path, encoder: Path, hub: LocalHub, say: Any = print) -> list[str]:
     """
-    Kills runs until there were so many kills, each method in turn, and compares what they end in.
+    Kills runs, each method in turn, and compares their results.
 
     Returns:
-        The stages in which processes were killed.
+        The events after which processes were killed.
     """
     from conftest import make_documents
 

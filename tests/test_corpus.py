@@ -111,12 +111,12 @@ def test_lost_parts_are_made_again(corpus, model_folder, tmp_path):
     model = XMCForTextClassification.from_pretrained(model_folder)
     arguments = PredictionArguments(top_k=3, keep_columns=["id"], part_size=8)
     job = predict_corpus(model, [corpus], tmp_path / "out", arguments)
-    assert (job.documents, job.parts, job.found) == (50, 7, 0)
+    assert (job.documents, job.parts, job.resumed) == (50, 7, 0)
     whole = contents(tmp_path / "out")
     for number in (0, 3, 6):
         job.files[number].unlink()
     (tmp_path / "out" / ".part-00003-of-00007.jsonl.x").write_text("a killed process was here")
-    assert predict_corpus(model, [corpus], tmp_path / "out", arguments).found == 4
+    assert predict_corpus(model, [corpus], tmp_path / "out", arguments).resumed == 4
     assert contents(tmp_path / "out") == whole and b"".join(whole.values()).count(b"\n") == 50
     assert {path.name for path in (tmp_path / "out").glob(".*")} == {".hf-xmc"}
 

@@ -41,7 +41,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoder")
     parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
-    parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
+    parser.add_argument(
+        "--predict-with", choices=PREDICT_WITH, help="part of the model that predicts; by default as configured"
+    )
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
     return parser
 
@@ -56,10 +58,10 @@ def run(argv: Sequence[str]) -> None:
     model = load_model(args.model, args.dtype)
     trial = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with", "dtype")}
     trial = {name: value for name, value in trial.items() if value is not None}
-    facts = {"model": args.model, "dataset": args.data, "split": split, **({"options": trial} if trial else {})}
+    context = {"model": args.model, "dataset": args.data, "split": split, **({"options": trial} if trial else {})}
     options = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with", "batch_size")}
     path = args.output or _results_path(args.model, split, bool(trial))
-    measure(model, dataset, path, facts, Runtime(args.num_threads), **options)
+    measure(model, dataset, path, context, Runtime(args.num_threads), **options)
 
 
 def _results_path(model: str, split: str | None, is_trial: bool) -> str:
@@ -72,11 +74,11 @@ def measure(
     model: PredictMixin,
     dataset: Dataset,
     path: str,
-    facts: Mapping[str, Any],
+    context: Mapping[str, Any],
     runtime: Runtime = Runtime(),
     **options: Any,
 ) -> None:
-    """Evaluates a model, prints tables and writes the results, with `facts`, to a JSON file."""
+    """Evaluates a model, prints tables and writes the results, with `context`, to a JSON file."""
     start = time.perf_counter()
     is_main = runtime.cache.processes.is_main
     with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=not is_main) as bar:
@@ -86,7 +88,7 @@ def measure(
         return
     seconds = time.perf_counter() - start
     values = metrics.compute()
-    content = {**facts, "documents": metrics.documents, "seconds": round(seconds, 3), "metrics": values}
+    content = {**context, "documents": metrics.documents, "seconds": round(seconds, 3), "metrics": values}
     print(f"\n{format_metrics(values)}\n")
     if metrics.counts is not None:
         buckets = metrics.by_frequency()

@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="folder for a file per part; one file, .jsonl or .parquet; - for standard output",
     )
     parser.add_argument("--format", choices=FORMATS, help="of the files in a folder; jsonl by default")
-    parser.add_argument("--split", help="split of the input, where it has several")
+    parser.add_argument("--split", help="split of the input, if it has several")
     parser.add_argument("--text-column", default="text", help="column of the texts")
     parser.add_argument(
         "--keep-columns", nargs="+", default=[], metavar="COLUMN", help="columns to write beside the labels, an id say"
@@ -69,7 +69,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoder")
     parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
     parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
-    parser.add_argument("--predict-with", choices=PREDICT_WITH, help="what predicts; as the model says by default")
+    parser.add_argument(
+        "--predict-with", choices=PREDICT_WITH, help="part of the model that predicts; by default as configured"
+    )
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
     return parser
@@ -188,7 +190,7 @@ def _progress_bar(disable: bool) -> Iterator[Progress]:
 
 def _summary(job: PredictionJob, output: str) -> str:
     documents = f"{job.documents:,} documents in {job.parts:,} parts"
-    if job.found == job.parts:
+    if job.resumed == job.parts:
         return f"`{output}` is complete already: {documents}."
-    earlier = f", {job.found:,} of them finished by an earlier run" if job.found else ""
+    earlier = f", {job.resumed:,} of them finished by an earlier run" if job.resumed else ""
     return f"{documents}{earlier}; written to {output}."

@@ -112,16 +112,16 @@ def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
     return dataset.remove_columns(replaced).rename_columns(mapping)
 
 
-def missing_column(wanted: str, columns: Sequence[str]) -> str:
+def missing_column(name: str, columns: Sequence[str]) -> str:
     """Error message for a missing column, with the existing columns and the closest name."""
-    close = difflib.get_close_matches(wanted, columns, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
     hint = f" Did you mean `{close[0]}`?" if close else ""
-    message = f"There is no column `{wanted}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
-    if wanted not in COLUMNS:
+    message = f"There is no column `{name}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
+    if name not in COLUMNS:
         return message
     example = close[0] if close else "your column"
-    flag = f" (`hf-xmc predict`: --text-column '{example}')" if wanted == "text" else ""
-    return f'{message} Name the column to use with column_mapping={{"{example}": "{wanted}"}}{flag}.'
+    flag = f" (`hf-xmc predict`: --text-column '{example}')" if name == "text" else ""
+    return f'{message} Name the column to use with column_mapping={{"{example}": "{name}"}}{flag}.'
 
 
 def _arrow_type(dataset: Dataset, column: str) -> pa.DataType:

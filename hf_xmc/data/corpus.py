@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,7 @@ class CorpusColumns:
 
 
 class Source:
-    """
-    One file or dataset of a corpus.
-
-    Args:
-        name (`str`): Name for error messages; the path of a file.
-        columns ([`CorpusColumns`]): The columns to read.
-        load (`Callable[[], datasets.Dataset]`): Loads the documents.
-        kind (`str`, *optional*): Extension of a file that is read here; `""` for the columns of [`prepare_dataset`].
-    """
+    """One file or dataset of a corpus. `kind` is the extension of a file that is read by this module."""
 
     def __init__(self, name: str, columns: CorpusColumns, load: Callable[[], Dataset], kind: str = "") -> None:
         self.name, self.columns = name, columns
@@ -125,12 +117,7 @@ class Source:
 
 
 class Corpus:
-    """
-    Several sources as one sequence of documents.
-
-    Args:
-        sources (`Sequence[Source]`): See [`find_sources`].
-    """
+    """The sources of [`find_sources`] as one sequence of documents."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)
@@ -173,7 +160,8 @@ def find_sources(
     sources: list[Source] = []
     for number, item in enumerate(inputs, 1):
         if isinstance(item, Dataset):
-            sources.append(Source(f"dataset {number}", columns, lambda item=item: _prepare(item, columns)))  # type: ignore[misc]
+            load = partial(prepare_dataset, item, **_preparation(columns))
+            sources.append(Source(f"dataset {number}", columns, load))
             continue
         files = _find_files(os.fspath(item), split)
         paths = [Path(item)] if files is None else files
@@ -217,16 +205,11 @@ def _folder_files(folder: Path, split: str | None) -> list[Path] | None:
 
 def _path_source(path: Path, columns: CorpusColumns, split: str | None) -> Source:
     """A source for a file, or for a path or Hub id that [`load_xmc_dataset`] loads."""
-    kind = extension_of(path)
-    is_plain = path.suffix.lower() == kind
-    if path.is_file():
-        if kind == ".parquet" and is_plain:
-            return Source(str(path), columns, lambda: _read_parquet(path, columns), kind)
-        if is_plain or path.suffix == ".gz":
-            if kind == ".jsonl":
-                return Source(str(path), columns, lambda: _read_json(path, columns), kind)
-            if kind == ".txt" and not has_xmc_header(path):
-                return Source(str(path), columns, lambda: _read_lines(path, columns), kind)
+    kind, suffix = extension_of(path), path.suffix.lower()
+    read = {".parquet": _read_parquet, ".jsonl": _read_json, ".txt": _read_lines}.get(kind)
+    is_readable = suffix == kind or (suffix == ".gz" and kind != ".parquet")
+    if read is not None and is_readable and path.is_file() and not (kind == ".txt" and has_xmc_header(path)):
+        return Source(str(path), columns, partial(read, path, columns), kind)
 
     def load() -> Dataset:
         loaded = load_xmc_dataset(path, split, **_preparation(columns))
@@ -237,10 +220,6 @@ def _path_source(path: Path, columns: CorpusColumns, split: str | None) -> Sourc
         return next(iter(loaded.values()))
 
     return Source(str(path), columns, load)
-
-
-def _prepare(dataset: Dataset, columns: CorpusColumns) -> Dataset:
-    return prepare_dataset(dataset, **_preparation(columns))
 
 
 def _preparation(columns: CorpusColumns) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _common_blocks(*indptrs: np.ndarray) -> list[int]:
 
 
 def _label_lists(offsets: np.ndarray, ids: np.ndarray, values: np.ndarray, names: list[str] | None) -> pa.Array:
-    # A stored zero says that the label is not set.
+    # A stored zero means that the label is not set.
     kept = np.concatenate([[0], np.cumsum(values != 0)])[offsets]
     items = pa.array(ids[values != 0], pa.int32())
     if names is not None:
@@ -180,7 +180,7 @@ class CsrStream:
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, kind = read_header(file)
         if kind.hasobject:
-            raise ValueError(f"`{name}` holds Python objects")
+            raise ValueError(f"`{name}` contains Python objects")
         return file, kind, int(np.prod(shape))
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -94,7 +94,7 @@ def cached_dataset(
     cache_dir: str | None = None,
 ) -> datasets.Dataset:
     """
-    Writes the tables of a generator to the cache, unless they are there, and returns the memory-mapped dataset.
+    Writes the tables of a generator to the cache, unless it has them, and returns the memory-mapped dataset.
 
     Args:
         tables (`Callable`): Generator function of tables with the columns of `features`, called with `options`.

@@ -230,15 +230,15 @@ class XMCMetrics:
         rows: list[dict[str, Any]] = []
         for bucket, (name, low, high) in enumerate(_bucket_names(self.bucket_limits)):
             inside = bucket_of == bucket
-            found = inside & (true > 0)
-            positives, labels = int(true[inside].sum()), int(found.sum())
+            occurring = inside & (true > 0)
+            positives, labels = int(true[inside].sum()), int(occurring.sum())
             row = {"bucket": name, "min_count": low, "max_count": high}
             row.update(labels=int(inside.sum()), true_labels=labels, positives=positives)
             for i, k in enumerate(self.ks):
                 hits = int(correct[i, inside].sum())
                 row[f"recall@{k}"] = _ratio(hits, positives)
                 row[f"precision@{k}"] = _ratio(hits, int(predicted[i, inside].sum()))
-                row[f"coverage@{k}"] = _ratio(int((correct[i, found] > 0).sum()), labels)
+                row[f"coverage@{k}"] = _ratio(int((correct[i, occurring] > 0).sum()), labels)
                 row[f"contribution@{k}"] = hits / (self.documents * k)
             rows.append(row)
         return rows
@@ -313,11 +313,11 @@ class XMCMetrics:
             gains = (hits[:, :k] * discounts[:k]).sum(axis=1)
             results[f"nDCG@{k}"] = (gains / best[np.minimum(positives, k)]).sum() / self.documents
         for k in self.ks:
-            found = hits[:, :k].sum(axis=1)
-            results[f"R@{k}"] = _ratio((found[1:] / positives[1:]).sum(), with_truth)
+            hit_counts = hits[:, :k].sum(axis=1)
+            results[f"R@{k}"] = _ratio((hit_counts[1:] / positives[1:]).sum(), with_truth)
         for k in self.ks:
-            found = hits[:, :k].sum(axis=1)
-            results[f"RP@{k}"] = _ratio((found[1:] / np.minimum(positives[1:], k)).sum(), with_truth)
+            hit_counts = hits[:, :k].sum(axis=1)
+            results[f"RP@{k}"] = _ratio((hit_counts[1:] / np.minimum(positives[1:], k)).sum(), with_truth)
         return results
 
     def _propensity_metrics(self) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset, Features, Value
 from transformers.utils import CONFIG_NAME
 
@@ -21,7 +22,7 @@ from ..parallel.runtime import Runtime
 from ..parallel.stage_cache import PieceFolder, share_pieces
 from ..utils import Progress, available_cores, count_threads
 from ..version import __version__
-from .predict import BATCH_SIZE, chunk_size, members_of, predict_chunk, reads_text
+from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
 from .writers import FORMATS, PREDICTED, Predictions, join_files, parquet_schema, prediction_writer
 
 # Names of parts in all formats, finished or not.
@@ -85,13 +86,13 @@ class PredictionJob:
         files (`list[Path]`): Files of the predictions, in the order of the documents.
         documents (`int`): Number of documents.
         parts (`int`): Number of parts.
-        found (`int`): Number of parts that an earlier run had finished.
+        resumed (`int`): Number of parts that an earlier run had finished.
     """
 
     files: list[Path]
     documents: int
     parts: int
-    found: int
+    resumed: int
 
 
 def predict_corpus(
@@ -140,10 +141,10 @@ def predict_corpus(
     file, folder, suffix = _resolve_output(Path(output), format)
     sources = find_sources(inputs, corpus_columns(model, arguments), split)
     with folder.locked():
-        facts = _job_facts(model, sources, arguments, suffix) if processes.is_main else {}
-        old_plan = processes.from_main(lambda: _find_plan(folder, file, facts, overwrite))
+        identity = _job_identity(model, sources, arguments, suffix) if processes.is_main else {}
+        old_plan = processes.from_main(lambda: _find_plan(folder, file, identity, overwrite))
         corpus = _load_corpus(sources, processes, runtime.progress)
-        plan = processes.from_main(lambda: _start_job(folder, old_plan, facts, corpus))
+        plan = processes.from_main(lambda: _start_job(folder, old_plan, identity, corpus))
         if not processes.is_main:
             folder.lock(shared=True)
         write_parts = _part_writer(model, corpus, folder, plan, arguments, runtime)
@@ -188,16 +189,7 @@ def predict_range(
     arguments: PredictionArguments,
     num_threads: int | None = None,
 ) -> Iterator[tuple[Batch, Predictions]]:
-    """
-    Yields the columns to keep and the predictions of one chunk of documents after another.
-
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
-        corpus ([`Corpus`]): The documents.
-        documents (`range`): Indices of the documents to predict.
-        arguments ([`PredictionArguments`]): What the predictions depend on.
-        num_threads (`int`, *optional*): Threads to use; all cores by default.
-    """
+    """Yields the columns to keep and the predictions of one chunk of documents (indices of a corpus) after another."""
     size = chunk_size(model, arguments.batch_size)
     for first in documents[::size]:
         batch = corpus.read(first, min(first + size, documents.stop))
@@ -211,27 +203,13 @@ def predict_range(
 def predict_documents(
     model: PredictMixin, batch: Batch, arguments: PredictionArguments, num_threads: int | None = None
 ) -> Predictions:
-    """
-    The (label, score) pairs of one chunk of documents.
-
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
-        batch (`dict[str, list]`): Texts in the column `arguments.text_column`, or vectors.
-        arguments ([`PredictionArguments`]): What the predictions depend on.
-        num_threads (`int`, *optional*): Threads to use; all cores by default.
-    """
+    """The (label, score) pairs of one chunk of documents: texts in the column `arguments.text_column`, or vectors."""
     documents = dict(batch)
     if arguments.text_column in batch:
         documents["text"] = [text or "" for text in batch[arguments.text_column]]
-    output = predict_chunk(
-        model,
-        documents,
-        arguments.top_k,
-        arguments.beam_size,
-        arguments.predict_with,
-        arguments.batch_size,
-        num_threads,
-    )
+    features = document_features(model, documents, arguments.batch_size, num_threads)
+    with torch.no_grad():
+        output = model(features, arguments.top_k, arguments.beam_size, num_threads, arguments.predict_with)
     return [[pair for pair in pairs if pair[1] >= arguments.threshold] for pairs in model.name_labels(output)]
 
 
@@ -282,7 +260,7 @@ def _resolve_output(output: Path, format: str | None) -> tuple[Path | None, Piec
     return file, PieceFolder(folder, pattern, _PART_NAMES), f".{extension}"
 
 
-def _job_facts(
+def _job_identity(
     model: PredictMixin, sources: Sequence[Source], arguments: PredictionArguments, suffix: str
 ) -> dict[str, Any]:
     """Everything that the result depends on, as JSON."""
@@ -320,7 +298,7 @@ def _model_identity(model: Any) -> dict[str, Any]:
 
 
 def _find_plan(
-    folder: PieceFolder, file: Path | None, facts: dict[str, Any], overwrite: bool
+    folder: PieceFolder, file: Path | None, identity: dict[str, Any], overwrite: bool
 ) -> dict[str, Any] | None:
     """Locks the folder and returns the plan of an earlier run to continue; `None` for a new job."""
     way_out = "Choose another output, or give `overwrite` (`--overwrite`)."
@@ -333,7 +311,8 @@ def _find_plan(
         if folder.has_files() and not overwrite:
             raise FileExistsError(f"`{folder.path}` exists already and is not empty. {way_out}")
         return None
-    differences = _differences(plan["facts"], facts)
+    old_identity = plan.get("identity")
+    differences = _differences(old_identity, identity) if old_identity else ["another version of hf_xmc wrote it"]
     if differences and not overwrite:
         listed = "".join(f"\n  - {difference}" for difference in differences)
         raise ValueError(f"`{folder.path}` belongs to another job:{listed}\n{way_out}")
@@ -344,13 +323,13 @@ def _find_plan(
 
 
 def _start_job(
-    folder: PieceFolder, plan: dict[str, Any] | None, facts: dict[str, Any], corpus: Corpus
+    folder: PieceFolder, plan: dict[str, Any] | None, identity: dict[str, Any], corpus: Corpus
 ) -> dict[str, Any]:
     """Prepares the folder, for a new job if `plan` is `None`, and lets the other processes in."""
     if plan is None:
-        arguments = facts["arguments"]
+        arguments = identity["arguments"]
         columns = _common_types(corpus.sources).to_dict() if arguments["format"] == "parquet" else None
-        plan = {"facts": facts, "parts": max(1, -(-len(corpus) // arguments["part_size"])), "columns": columns}
+        plan = {"identity": identity, "parts": max(1, -(-len(corpus) // arguments["part_size"])), "columns": columns}
         folder.clear()
         folder.write_plan(plan)
     folder.remove_temporary()
@@ -368,7 +347,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     for name, value in new["arguments"].items():
         if old["arguments"].get(name) != value:
             differences.append(f"`{name}` was {old['arguments'].get(name)!r} and is {value!r}")
-    before, now = ({entry["path"]: entry for entry in facts["inputs"]} for facts in (old, new))
+    before, now = ({entry["path"]: entry for entry in identity["inputs"]} for identity in (old, new))
     differences += [f"the input `{path}` has changed" for path in now if path in before and before[path] != now[path]]
     differences += [f"the input `{path}` is new" for path in now if path not in before]
     differences += [f"the input `{path}` is missing" for path in before if path not in now]

@@ -13,7 +13,7 @@ from ..data import feature_matrix
 from ..ensemble_xmc import MemberFeatures, XMCEnsemble
 from ..evaluation.metrics import XMCMetrics
 from ..features import Features
-from ..modeling_utils import PREDICT_CHUNK, PredictMixin, XMCOutput
+from ..modeling_utils import PREDICT_CHUNK, PredictMixin
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.runtime import Runtime
 
@@ -80,21 +80,6 @@ def _member_features(
     if not isinstance(documents, Dataset):
         documents = Dataset.from_dict({name: documents[name] for name in ("feature_ids", "feature_values")})
     return model.prepare_vectors(Features(feature_matrix(documents, model.ranker.num_sparse)))
-
-
-@torch.no_grad()
-def predict_chunk(
-    model: PredictMixin,
-    documents: Documents,
-    top_k: int | None = None,
-    beam_size: int | None = None,
-    predict_with: str | None = None,
-    batch_size: int = BATCH_SIZE,
-    num_threads: int | None = None,
-) -> XMCOutput:
-    """Predicts one chunk of documents. See [`predict_batches`] for the arguments."""
-    features = document_features(model, documents, batch_size, num_threads)
-    return model(features, top_k, beam_size, num_threads, predict_with)
 
 
 @torch.no_grad()

@@ -17,14 +17,7 @@ T = TypeVar("T")
 # have by default. A process that dies closes its connections, which ends the wait of the others at once.
 _TIMEOUT = timedelta(days=7)
 # How PyTorch's backends report a broken connection to another process.
-_CONNECTION_ERRORS = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "timed out",
-    "timeout",
-)
+_LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout")
 
 
 class ProcessGroup:
@@ -125,7 +118,7 @@ class ProcessGroup:
                     f"A worker process of the data loader has died, often for lack of memory ({error}). Lower "
                     "`dataloader_num_workers` and start again with `resume_from_checkpoint=True`."
                 ) from error
-            if self.count > 1 and any(sign in str(error).lower() for sign in _CONNECTION_ERRORS):
+            if self.count > 1 and any(sign in str(error).lower() for sign in _LOST):
                 raise ConnectionError(
                     f"Process {self.index} of {self.count} has lost the connection to another process; see the output "
                     "of that process for the reason. Finished work is kept: start all processes again, a training "
@@ -134,18 +127,7 @@ class ProcessGroup:
             raise
 
     def average(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
-        """
-        Averages a dense gradient over processes.
-
-        Args:
-            gradient (`torch.Tensor`, *optional*):
-                Gradient of this process; `None` if its documents did not use the parameter.
-            parameter (`torch.Tensor`):
-                The parameter.
-
-        Returns:
-            `torch.Tensor`: the mean, or `None` if no process has a gradient.
-        """
+        """The mean of a dense gradient over processes, some of which may have none; `None` if all have none."""
         has_gradient = torch.tensor([float(gradient is not None)], device=parameter.device)
         distributed.all_reduce(has_gradient)
         if not has_gradient.item():
@@ -155,18 +137,7 @@ class ProcessGroup:
         return gradient.div_(self.count)
 
     def average_rows(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
-        """
-        Averages a row-sparse gradient over processes.
-
-        Args:
-            gradient (`torch.Tensor`, *optional*):
-                Sparse gradient of this process; `None` if its documents used no row.
-            parameter (`torch.Tensor`):
-                The parameter.
-
-        Returns:
-            `torch.Tensor`: the sparse mean, or `None` if no process has a gradient.
-        """
+        """The mean of a row-sparse gradient over processes, as a sparse tensor; `None` if all have none."""
         if gradient is None:
             rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
             values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)

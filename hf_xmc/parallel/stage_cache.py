@@ -43,12 +43,9 @@ class PieceFolder:
     A folder with one file for each finished piece of a computation, a plan that identifies it, and a lock.
 
     Args:
-        path (`str` or `os.PathLike`):
-            The folder; it need not exist.
-        pattern (`str`):
-            Format of the file names, with `{index}` and `{count}`.
-        owned (`str`, *optional*):
-            Regular expression of all names that [`~PieceFolder.clear`] removes.
+        path (`str` or `os.PathLike`): The folder; it need not exist.
+        pattern (`str`): Format of the file names, with `{index}` and `{count}`.
+        owned (`str`, *optional*): Regular expression of all names that [`~PieceFolder.clear`] removes.
     """
 
     def __init__(self, path: str | os.PathLike, pattern: str, owned: str = "") -> None:
@@ -187,12 +184,9 @@ class StageCache:
     Shares the stages of a training among processes and keeps finished pieces on disk.
 
     Args:
-        processes ([`ProcessGroup`]):
-            The processes.
-        folder (`str` or `os.PathLike`):
-            Folder for the pieces, on a file system that all processes share. [`~StageCache.finish`] removes it.
-        keep (`bool`):
-            Whether to keep finished pieces, so that a run that resumes finds them.
+        processes ([`ProcessGroup`]): The processes.
+        folder (`str` or `os.PathLike`): Folder for the pieces, on a file system that all processes share.
+        keep (`bool`): Whether to keep finished pieces, so that a run that resumes finds them.
     """
 
     def __init__(self, processes: ProcessGroup, folder: str | os.PathLike, keep: bool) -> None:
@@ -254,15 +248,11 @@ class StageCache:
         Yields the pieces of a stage in order; each is computed in one process. Collective.
 
         Args:
-            name (`str`):
-                Name of the stage.
-            count (`int`):
-                Number of pieces.
-            make (`Callable[[Sequence[int]], Iterator[Arrays]]`):
-                Computes the pieces with the given indices, one after another.
-            key (`Callable[[], str]`, *optional*):
-                Returns a digest of everything that the pieces depend on. A run that resumes reuses pieces with the
-                same key; without a key, pieces are not kept.
+            name (`str`): Name of the stage.
+            count (`int`): Number of pieces.
+            make (`Callable[[Sequence[int]], Iterator[Arrays]]`): Computes the pieces with the given indices.
+            key (`Callable[[], str]`, *optional*): Digest of everything that the pieces depend on. A run that resumes
+                reuses pieces with the same key; without a key, pieces are not kept.
         """
         if self.is_shared:
             folder = self._share(name, count, make, key)
