@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from hf_xmc.version import __version__
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "recipes", "recipes/accelerate", "benchmarks", "benchmarks/results", "model_cards")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
 
 
@@ -40,6 +42,17 @@ def test_the_map_of_the_code():
             named.add(folder + match[1])
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hf_xmc").rglob("*.py")}
     assert named == {module for module in modules if not module.endswith("/__init__.py")} | {"hf_xmc/__init__.py"}
+
+
+def test_the_walks_through_the_code():
+    steps = re.findall(r"`([\w/]+\.py):([\w.]+)`", read("CONTRIBUTING.md"))
+    assert len(steps) > 60
+    for file, name in steps:
+        body = ast.parse(read(f"hf_xmc/{file}")).body
+        for part in name.split("."):
+            defined = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
+            assert part in defined, f"{file}:{name}"
+            body = defined[part].body
 
 
 def test_the_table_of_options():
