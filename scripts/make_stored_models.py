@@ -1,10 +1,9 @@
 """Makes the stored models of version 0.1.0: `python scripts/make_stored_models.py models-0.1.0.zip`.
 
-Run it with the code of revision fd9afb6, the last one before the refactoring: `PYTHONPATH` names its folder. A model
-of each kind is trained and saved. Beside its files, `expected.json` tells documents and what the model predicts for
-them: `texts` or `vectors` (`feature_ids`, `feature_values`, `num_features`), and `predictions` by what predicts
-(`default`, and with heads `ranker`, `heads` and `both` where they work): for each document pairs of label and score.
-Later revisions must load the models and predict the same. `--check FOLDER` compares models that are there already.
+Run it with the code of revision fd9afb6 (version 0.1.0) on `PYTHONPATH`. One model of each kind is trained
+and saved with a file `expected.json`: documents (`texts`, or `vectors` with `feature_ids`, `feature_values` and
+`num_features`) and, for each value of `predict_with`, the predicted pairs of label and score. Later versions must load
+the models and predict the same (`tests/test_stored_models.py`). `--check FOLDER` compares the models in a folder.
 """
 
 from __future__ import annotations
