@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from scipy.sparse import csr_matrix
+from transformers.trainer_utils import number_of_arguments
 from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import XMCConfig
@@ -71,6 +72,11 @@ def check_parallelism(trainer: Any) -> None:
                 "`encoder_lora_rank` does not work with FSDP: every process needs the whole encoder between the "
                 "levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
             )
+
+
+def init_model(model_init: Callable[..., Any], trial: Any = None) -> Any:
+    """Calls `model_init`, with the trial if it has a parameter. The result may be whatever [`make_model`] takes."""
+    return model_init(trial) if number_of_arguments(model_init) else model_init()
 
 
 def make_model(model: Any, args: XMCTrainingArguments, tokenizer: Any = None) -> XMCForTextClassification:

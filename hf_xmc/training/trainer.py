@@ -43,7 +43,7 @@ from .context import RunContext
 from .level_trainer import LevelTrainer
 from .levels import Levels
 from .record import TrainingRecord, TrainingRecorder
-from .setup import check_best_metric, check_parallelism, make_model, refuse_arguments
+from .setup import check_best_metric, check_parallelism, init_model, make_model, refuse_arguments
 from .stages import COMPLETION, LINEAR_STAGES, PREPARATION
 
 logger = logging.getLogger(__name__)
@@ -129,9 +129,7 @@ class XMCTrainer(LevelTrainer):
             raise ValueError("Pass either `model` or `model_init`, not both.")
         self._tokenizer = processing_class
         if model_init is not None:
-            # The base class calls it without arguments here, and with a trial during a search.
-            self.model_init, self.args = model_init, args
-            model = super().call_model_init()
+            model = init_model(model_init)
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
         self.label_texts = None if label_texts is None else dict(label_texts)
@@ -222,7 +220,7 @@ class XMCTrainer(LevelTrainer):
                 self.cache.folder = Path(self.args.output_dir, CACHE_FOLDER)
             if self.model_init is not None:
                 set_seed(self.args.seed)
-                model = make_model(super().call_model_init(trial), self.args, self._tokenizer)
+                model = make_model(init_model(self.model_init, trial), self.args, self._tokenizer)
                 self._use_model(model)
             with self.cache.processes.explained(), self.sigterm.handling():
                 return self._train(resume_from_checkpoint, trial)

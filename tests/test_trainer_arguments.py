@@ -1,0 +1,125 @@
+"""Tests of what XMCTrainer takes from Trainer: model_init, hyperparameter search, metrics, tokenizer, optimizers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import encoder_arguments, make_documents, make_tokenizer
+
+from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
+
+
+def linear_arguments(folder, **options):
+    return XMCTrainingArguments(str(folder), method="xr-linear", disable_tqdm=True, report_to="none", **options)
+
+
+def search(trainer, space, trials=2):
+    return trainer.hyperparameter_search(
+        space, lambda metrics: metrics["eval_nDCG@5"], trials, direction="maximize", backend="optuna"
+    )
+
+
+def test_hyperparameter_search_of_a_linear_method(tmp_path):
+    trainer = XMCTrainer(
+        args=linear_arguments(tmp_path),
+        train_dataset=make_documents(200),
+        eval_dataset=make_documents(50, seed=3),
+        model_init=lambda: None,
+    )
+    best = search(trainer, lambda trial: {"ranker_C": trial.suggest_categorical("ranker_C", [1e-4, 1.0])})
+    assert best.hyperparameters["ranker_C"] in (1e-4, 1.0)
+    # Every trial has its own folder, and the model of each can be loaded.
+    folders = sorted(tmp_path.glob("run-*"))
+    assert len(folders) == 2
+    for folder in folders:
+        assert XMCForTextClassification.from_pretrained(folder).ranker is not None
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_hyperparameter_search_of_an_encoder(tiny_encoder, few, tmp_path):
+    rates, first_weights = [], []
+
+    def model_init(trial):
+        if trial is not None:
+            rates.append(trial.params["learning_rate"])
+        return str(tiny_encoder)
+
+    trainer = XMCTrainer(
+        args=encoder_arguments(tmp_path, level_steps=None, level_learning_rate=None, max_steps=3, save_strategy="no"),
+        train_dataset=few,
+        eval_dataset=make_documents(30, seed=3),
+        model_init=model_init,
+    )
+    best = search(
+        trainer,
+        lambda trial: {
+            "learning_rate": trial.suggest_float("learning_rate", 1e-5, 1e-2, log=True),
+            "num_train_epochs": trial.suggest_categorical("num_train_epochs", [1]),
+        },
+    )
+    assert len(rates) == 2 and rates[0] != rates[1]
+    assert best.hyperparameters["learning_rate"] in rates
+    models = [XMCForTextClassification.from_pretrained(folder) for folder in sorted(tmp_path.glob("run-*"))]
+    first_weights = [next(model.encoder.parameters()) for model in models]
+    assert not torch.equal(*first_weights)
+    # The arguments keep what the user has set.
+    assert trainer.args.max_steps == 3 and trainer.args.output_dir == str(tmp_path)
+
+
+def test_model_init_starts_every_training_anew(tiny_encoder, few, tmp_path):
+    calls = []
+    trainer = XMCTrainer(
+        args=encoder_arguments(tmp_path, level_steps=None, max_steps=2, save_strategy="no", overwrite=True),
+        train_dataset=few,
+        model_init=lambda: calls.append(1) or str(tiny_encoder),
+    )
+    trainer.train()
+    first = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.train()
+    assert len(calls) == 3
+    assert all(torch.equal(tensor, first[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_model_and_model_init(tmp_path):
+    with pytest.raises(ValueError, match="model_init"):
+        XMCTrainer("an-encoder", linear_arguments(tmp_path), model_init=lambda: None)
+
+
+def test_compute_metrics(model_folder, tmp_path):
+    seen = []
+
+    def compute(prediction):
+        seen.append(prediction)
+        (_, indices), truth = prediction.predictions, prediction.label_ids
+        return {"hits": float(np.mean([first in row for first, row in zip(indices[:, 0], truth)]))}
+
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    data = make_documents(40, seed=4)
+    trainer = XMCTrainer(model, linear_arguments(tmp_path), eval_dataset=data, compute_metrics=compute)
+    results = trainer.evaluate()
+    assert results["eval_hits"] == pytest.approx(results["eval_P@1"])
+    assert seen[0].predictions[0].shape[0] == seen[0].label_ids.shape[0] == 40
+
+
+def test_processing_class(tiny_encoder, tmp_path):
+    tokenizer = make_tokenizer()
+    trainer = XMCTrainer(str(tiny_encoder), encoder_arguments(tmp_path), processing_class=tokenizer)
+    assert trainer.model.tokenizer is tokenizer
+    with pytest.raises(ValueError, match="processing_class"):
+        XMCTrainer(None, linear_arguments(tmp_path), processing_class=tokenizer)
+
+
+def test_an_optimizer_that_lacks_the_heads(tiny_encoder, few, tmp_path):
+    model = XMCForTextClassification.from_encoder(tiny_encoder, max_length=16)
+    optimizer = torch.optim.SGD(model.encoder.parameters(), lr=0.1)
+    args = encoder_arguments(tmp_path, level_steps=None, max_steps=1, save_strategy="no")
+    trainer = XMCTrainer(model, args, few, optimizers=(optimizer, None))
+    with pytest.raises(ValueError, match="optimizers"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("name", ["data_collator", "compute_loss_func", "preprocess_logits_for_metrics", "colour"])
+def test_arguments_that_are_not_taken(name, tmp_path):
+    with pytest.raises(TypeError, match=name):
+        XMCTrainer(None, linear_arguments(tmp_path), **{name: print})
