@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,13 +14,15 @@ from transformers.trainer_utils import number_of_arguments
 from transformers.utils import CONFIG_NAME
 
 from ..configuration_xmc import XMCConfig
+from ..data.columns import documents_digest
 from ..evaluation import XMCMetrics
 from ..modeling_xmc import XMCForTextClassification
 from ..remote_code import CLASSES
-from ..serialization import read_json
+from ..serialization import TRAINING_ARGS_FILE, read_json
 from .arguments import XMCTrainingArguments
 from .fsdp import check_encoder, set_up_plugin
 from .presets import ENCODER_METHODS
+from .record import TrainingRecord
 
 # Arguments of `Trainer` that have no meaning here, and why.
 _REFUSED = {
@@ -72,6 +75,41 @@ def check_parallelism(trainer: Any) -> None:
                 "`encoder_lora_rank` does not work with FSDP: every process needs the whole encoder between the "
                 "levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
             )
+
+
+def check_can_train(
+    model: XMCForTextClassification, args: XMCTrainingArguments, dataset: Dataset | None, resumes: bool
+) -> Dataset:
+    """Returns the training documents; raises if there are none, or if a finished model would be overwritten."""
+    if dataset is None:
+        raise ValueError("There is no `train_dataset`: pass one to the trainer.")
+    if model.ranker is not None or model.config.trained_levels:
+        raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
+    # A run that is resumed may have been interrupted while it saved its model.
+    if os.path.exists(os.path.join(str(args.output_dir), CONFIG_NAME)) and not args.overwrite and not resumes:
+        raise FileExistsError(
+            f"`{args.output_dir}` contains a finished model. Choose another `output_dir`, or set `overwrite=True` to "
+            "replace it."
+        )
+    return dataset
+
+
+def finished_model(args: XMCTrainingArguments, dataset: Dataset | None) -> XMCForTextClassification | None:
+    """Returns the model in `args.output_dir`, if a training with these options and documents has finished there."""
+    folder = str(args.output_dir)
+    options = os.path.join(folder, TRAINING_ARGS_FILE)
+    if dataset is None or not os.path.isfile(options) or not os.path.isfile(os.path.join(folder, CONFIG_NAME)):
+        return None
+    # As it is read back from JSON. The number of threads does not change the result.
+    current = json.loads(json.dumps({**args.xmc_options(), "num_threads": None}))
+    if {**read_json(options), "num_threads": None} != current:
+        return None
+    # A training that was killed while it wrote its record has no digest; the number of documents must do.
+    data = TrainingRecord.load(folder).data
+    if data is not None and data != documents_digest(dataset):
+        return None
+    model = XMCForTextClassification.from_pretrained(folder)
+    return model if model.labels.num_documents == len(dataset) else None
 
 
 def init_model(model_init: Callable[..., Any], trial: Any = None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -25,7 +24,6 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
-from transformers.utils import CONFIG_NAME
 
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
@@ -34,7 +32,7 @@ from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..parallel.runtime import Runtime
 from ..parallel.stage_cache import CACHE_FOLDER, StageCache
-from ..serialization import TRAINING_ARGS_FILE, read_json, remove_leftovers, write_json
+from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
 from .callbacks import LevelCallback, SigtermCallback, StageProgressCallback, StageTimer, StartCallback
@@ -43,7 +41,15 @@ from .context import RunContext
 from .level_trainer import LevelTrainer
 from .levels import Levels
 from .record import TrainingRecord, TrainingRecorder
-from .setup import check_best_metric, check_parallelism, init_model, make_model, refuse_arguments
+from .setup import (
+    check_best_metric,
+    check_can_train,
+    check_parallelism,
+    finished_model,
+    init_model,
+    make_model,
+    refuse_arguments,
+)
 from .stages import COMPLETION, LINEAR_STAGES, PREPARATION
 
 logger = logging.getLogger(__name__)
@@ -235,7 +241,9 @@ class XMCTrainer(LevelTrainer):
     def _train(self, resume: str | bool | None, trial: Any) -> TrainOutput:
         if resume and self.cache.processes.is_main:
             remove_leftovers(str(self.args.output_dir))
-        finished = self._finished_model() if resume is True else None
+        finished = (
+            finished_model(self.args, self.train_dataset) if resume is True and not self.cache.is_begun else None
+        )
         if finished is not None:
             logger.warning("The training in `%s` is finished: its model is loaded.", self.args.output_dir)
             self._use_model(finished)
@@ -243,7 +251,8 @@ class XMCTrainer(LevelTrainer):
             metrics = {} if record.seconds is None else {"train_runtime": record.seconds}
             return TrainOutput(self.state.global_step, float("nan"), metrics)
         checkpoint = find_checkpoint(self.args, resume)
-        dataset = self._check_can_train(resumes=checkpoint is not None or (bool(resume) and self.cache.is_begun))
+        resumes = checkpoint is not None or (bool(resume) and self.cache.is_begun)
+        dataset = check_can_train(self.model, self.args, self.train_dataset, resumes)
         start = time.time()
         self.cache.start(resume=bool(resume))
         timer = StageTimer(self.log)
@@ -380,37 +389,6 @@ class XMCTrainer(LevelTrainer):
     def _validation_dataset(self) -> Dataset | None:
         dataset = self.eval_dataset
         return next(iter(dataset.values()), None) if isinstance(dataset, Mapping) else dataset
-
-    def _finished_model(self) -> XMCForTextClassification | None:
-        """Returns the model in `output_dir`, if a training with these options and documents has finished there."""
-        folder = str(self.args.output_dir)
-        options = os.path.join(folder, TRAINING_ARGS_FILE)
-        if self.cache.is_begun or self.train_dataset is None or not os.path.isfile(os.path.join(folder, CONFIG_NAME)):
-            return None
-        # As it is read back from JSON. The number of threads does not change the result.
-        current = json.loads(json.dumps({**self.args.xmc_options(), "num_threads": None}))
-        if not os.path.isfile(options) or {**read_json(options), "num_threads": None} != current:
-            return None
-        # A training that was killed while it wrote its record has no digest; the number of documents must do.
-        data = TrainingRecord.load(folder).data
-        if data is not None and data != documents_digest(self.train_dataset):
-            return None
-        model = XMCForTextClassification.from_pretrained(folder)
-        return model if model.labels.num_documents == len(self.train_dataset) else None
-
-    def _check_can_train(self, resumes: bool) -> Dataset:
-        if self.train_dataset is None:
-            raise ValueError("There is no `train_dataset`: pass one to the trainer.")
-        if self.model.ranker is not None or self.model.config.trained_levels:
-            raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
-        config_file = os.path.join(str(self.args.output_dir), CONFIG_NAME)
-        # A run that is resumed may have been interrupted while it saved its model.
-        if os.path.exists(config_file) and not self.args.overwrite and not resumes:
-            raise FileExistsError(
-                f"`{self.args.output_dir}` contains a finished model. Choose another `output_dir`, or set "
-                "`overwrite=True` to replace it."
-            )
-        return self.train_dataset
 
     # ---- Evaluation and prediction ----
 
