@@ -210,10 +210,8 @@ class XMCTrainer(LevelTrainer):
                 A checkpoint, or `True` for the last complete one in `args.output_dir`; without a checkpoint training
                 starts from the beginning. Finished pieces of stages without steps are reused as well. Linear methods
                 have no checkpoints and accept `True` only.
-            trial (*optional*):
-                Trial of a hyperparameter search.
-            ignore_keys_for_eval (`list[str]`, *optional*):
-                Ignored.
+            trial (*optional*): Trial of a hyperparameter search.
+            ignore_keys_for_eval (`list[str]`, *optional*): Ignored.
 
         Returns:
             `TrainOutput`: its metrics are the seconds of the run and its stages. The loss of linear methods is NaN.
@@ -241,9 +239,10 @@ class XMCTrainer(LevelTrainer):
     def _train(self, resume: str | bool | None, trial: Any) -> TrainOutput:
         if resume and self.cache.processes.is_main:
             remove_leftovers(str(self.args.output_dir))
-        finished = (
-            finished_model(self.args, self.train_dataset) if resume is True and not self.cache.is_begun else None
-        )
+        was_interrupted = self.cache.is_begun
+        finished = None
+        if resume is True and not was_interrupted:
+            finished = finished_model(self.args, self.train_dataset)
         if finished is not None:
             logger.warning("The training in `%s` is finished: its model is loaded.", self.args.output_dir)
             self._use_model(finished)
@@ -251,7 +250,7 @@ class XMCTrainer(LevelTrainer):
             metrics = {} if record.seconds is None else {"train_runtime": record.seconds}
             return TrainOutput(self.state.global_step, float("nan"), metrics)
         checkpoint = find_checkpoint(self.args, resume)
-        resumes = checkpoint is not None or (bool(resume) and self.cache.is_begun)
+        resumes = checkpoint is not None or (bool(resume) and was_interrupted)
         dataset = check_can_train(self.model, self.args, self.train_dataset, resumes)
         start = time.time()
         self.cache.start(resume=bool(resume))
@@ -261,9 +260,10 @@ class XMCTrainer(LevelTrainer):
             options = {} if attention is None else {"attn_implementation": attention}
             self._use_model(XMCForTextClassification.from_pretrained(checkpoint, **options))
         self.model.config.method = self.args.method
-        context = RunContext(
-            self.model, self.args, dataset, self.runtime, timer, self.label_texts, self._validation_dataset()
-        )
+        validation = self.eval_dataset
+        if isinstance(validation, Mapping):
+            validation = next(iter(validation.values()), None)
+        context = RunContext(self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation)
         if self.model.encoder is None:
             output = self._run_without_steps(partial(self._train_linear, context))
         else:
@@ -386,10 +386,6 @@ class XMCTrainer(LevelTrainer):
         self._move_model_to_device(model, self.args.device)
         self.callback_handler.model = model
 
-    def _validation_dataset(self) -> Dataset | None:
-        dataset = self.eval_dataset
-        return next(iter(dataset.values()), None) if isinstance(dataset, Mapping) else dataset
-
     # ---- Evaluation and prediction ----
 
     def evaluate(
@@ -404,10 +400,8 @@ class XMCTrainer(LevelTrainer):
         Args:
             eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
                 Documents; by default those of the constructor. The prefix of several datasets includes their name.
-            ignore_keys (`list[str]`, *optional*):
-                Ignored.
-            metric_key_prefix (`str`, *optional*, defaults to `"eval"`):
-                Prefix of the names of the metrics, as in `eval_P@1`.
+            ignore_keys (`list[str]`, *optional*): Ignored.
+            metric_key_prefix (`str`, *optional*, defaults to `"eval"`): Prefix of the metrics, as in `eval_P@1`.
 
         Returns:
             `dict[str, float]`: the metrics of [`XMCMetrics`] as fractions, and the time.
@@ -450,12 +444,9 @@ class XMCTrainer(LevelTrainer):
         Predicts documents.
 
         Args:
-            test_dataset (`datasets.Dataset`):
-                Documents, with or without labels.
-            ignore_keys (`list[str]`, *optional*):
-                Ignored.
-            metric_key_prefix (`str`, *optional*, defaults to `"test"`):
-                Prefix of the names of the metrics.
+            test_dataset (`datasets.Dataset`): Documents, with or without labels.
+            ignore_keys (`list[str]`, *optional*): Ignored.
+            metric_key_prefix (`str`, *optional*, defaults to `"test"`): Prefix of the metrics.
 
         Returns:
             `PredictionOutput`: `predictions` are scores and label ids, `(documents, top_k)` each, padded with -1;
@@ -469,8 +460,8 @@ class XMCTrainer(LevelTrainer):
         return PredictionOutput(predictions, label_ids, metrics)  # type: ignore[arg-type]
 
     def _predict(self, dataset: Dataset) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-        options: dict[str, Any] = {"batch_size": self.args.per_device_eval_batch_size, "runtime": self.runtime}
-        batches = list(predict_batches(self.model, dataset, **options))
+        batch_size = self.args.per_device_eval_batch_size
+        batches = list(predict_batches(self.model, dataset, batch_size=batch_size, runtime=self.runtime))
         predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
         if "labels" not in dataset.column_names:
             return predictions, None
