@@ -335,7 +335,7 @@ def test_wrong_training_data():
         {"negatives": "all"},
         {"ranking": "label"},
         {"weight_dtype": "float64"},
-        {"cost": 0},
+        {"C": 0},
         {"negative_cost": -1.0},
         {"tolerance": float("nan")},
         {"train_beam_size": 0},

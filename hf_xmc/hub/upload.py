@@ -53,6 +53,9 @@ _WAITS = (1, 5)
 
 logger = logging.getLogger(__name__)
 
+# Its pool has one worker: background uploads are committed in the order in which they were started.
+_BACKGROUND = HfApi()
+
 
 @dataclass
 class Destination:
@@ -343,7 +346,7 @@ def upload(
             )
 
     if destination.run_as_future:
-        return api.run_as_future(attempt, send, destination, source)
+        return _BACKGROUND.run_as_future(attempt, send, destination, source)
     return attempt(send, destination, source)
 
 
