@@ -1,4 +1,4 @@
-"""What the tests of trained encoders share: models compared, runs ended early."""
+"""Shared by the tests of trainings with an encoder: comparison of models, interruptions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from conftest import make_documents
 from safetensors.torch import load_file
 from small_problems import same_weights
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
-from hf_xmc.training import levels, stages
 
 PREDICT_WITH = ["ranker", "heads", "both"]
 TEXTS = make_documents(12, seed=11)["text"][:]
 
-# Ends in the best of several models, see `rank_best`.
+# Options of a training that ends in the best of several models, see `rank_best`.
 KEEP_BEST = {
     "load_best_model_at_end": True,
     "eval_strategy": "steps",
@@ -31,7 +31,7 @@ def tensors_of(folder):
 
 
 def assert_same_model(first, second):
-    """That the models in two folders are equal to the last bit."""
+    """Checks that the models in two folders are equal bit for bit."""
     weights, others = tensors_of(first), tensors_of(second)
     assert weights.keys() == others.keys()
     assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
@@ -39,6 +39,14 @@ def assert_same_model(first, second):
     assert (one.ranker is None) == (other.ranker is None)
     assert one.ranker is None or same_weights(one.ranker, other.ranker)
     assert (Path(first) / "config.json").read_text() == (Path(second) / "config.json").read_text()
+
+
+def assert_predicts_as_saved(trainer, folder, kinds=PREDICT_WITH, texts=TEXTS):
+    """Checks that the model of a trainer predicts as the one in a folder, which is returned."""
+    loaded = XMCForTextClassification.from_pretrained(folder)
+    for kind in kinds:
+        assert loaded.predict(texts, predict_with=kind) == trainer.model.predict(texts, predict_with=kind)
+    return loaded
 
 
 def levels_of_steps(trainer, first=1):
@@ -62,7 +70,7 @@ class Killed(Exception):
 
 
 class KillAt(TrainerCallback):
-    """Ends the process at an event of one step."""
+    """Ends a training at an event of one step."""
 
     def __init__(self, event, step):
         self.step = step
@@ -73,18 +81,27 @@ class KillAt(TrainerCallback):
             raise Killed
 
 
-def kill_in(name, when=lambda *arguments: True):
-    """Ends the process in a function that `levels` or `stages` calls, where `when` says so."""
+class KillAfter(TrainerCallback):
+    """Ends a training when a stage is logged, after so many steps if given."""
 
-    def prepare(monkeypatch):
-        module = levels if hasattr(levels, name) else stages
-        function = getattr(module, name)
+    def __init__(self, stage, step=None):
+        self.name, self.step = f"{stage}_seconds", step
 
-        def replacement(*arguments):
-            if when(*arguments):
-                raise Killed
-            return function(*arguments)
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.name in logs and self.step in (None, state.global_step):
+            raise Killed
 
-        monkeypatch.setattr(module, name, replacement)
 
-    return prepare
+class KillWhileWriting(TrainerCallback, ExportableState):
+    """Ends a training while the checkpoint of one step is written: its last files are missing."""
+
+    def __init__(self, step):
+        self.step, self.now = step, 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.now = state.global_step
+
+    def state(self):
+        if self.now == self.step:
+            raise Killed
+        return {"args": {}, "attributes": {}}

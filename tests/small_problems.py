@@ -1,4 +1,4 @@
-"""Small random problems for the tests of tree and ranker, and the ranker's weights read back as plain matrices."""
+"""Small random problems for the tests of tree, ranker and heads; weights as plain matrices; optima."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def same_weights(first: LinearRanker | KNNRanker, second: LinearRanker | KNNRank
 
 
 def cost_sensitive_weights(counts: np.ndarray, cost: float, negative_cost: float) -> np.ndarray:
-    """Equation (6) as the ranker uses it: positives in proportion to their shares, `cost` on average."""
+    """XR-Transformer, eq. 6, as the ranker uses it: positives in proportion to their shares, `cost` on average."""
     shares = oracles.importance_weights(counts, np.nan)
     return np.where(counts > 0, shares * cost / np.nanmean(shares), negative_cost)
 
@@ -104,7 +104,7 @@ def cost_sensitive_weights(counts: np.ndarray, cost: float, negative_cost: float
 def best_objective(
     rows: np.ndarray, targets: np.ndarray, chosen: np.ndarray, loss_weights: np.ndarray, loss: str, prior: float
 ) -> float:
-    """The least value of (9) for one node: found with gradients, measured by the oracle."""
+    """Minimum of the objective of one node (XR-Transformer, eq. 9): found with gradients, measured by the oracle."""
     keep = chosen > 0
     rows, signs, costs = rows[keep], np.where(targets[keep] > 0, 1.0, -1.0), loss_weights[keep]
 
@@ -120,3 +120,24 @@ def best_objective(
     options = {"gtol": 1e-4}
     found = minimize(value_and_gradient, np.zeros(rows.shape[1]), jac=True, method="BFGS", options=options).x
     return oracles.node_objective(found, rows, signs > 0, np.ones(len(rows)), costs, loss, prior)
+
+
+def assert_optimal(
+    weights: np.ndarray,
+    rows: np.ndarray,
+    truth: np.ndarray,
+    chosen: np.ndarray,
+    loss_weights: np.ndarray,
+    loss: str,
+    prior: float,
+    tolerance: float = 1e-3,
+) -> None:
+    """Checks that the stored weights of all nodes of a level minimise its objective; the bias includes the prior."""
+    learnt = weights.copy()
+    learnt[:, -1] -= prior
+    ours = oracles.level_objective(learnt, rows, truth > 0, chosen, loss_weights, loss, prior)
+    best = sum(
+        best_objective(rows, truth[:, node] > 0, chosen[:, node], loss_weights[:, node], loss, prior)
+        for node in range(truth.shape[1])
+    )
+    assert best * (1 - 1e-6) <= ours <= best * (1 + tolerance)

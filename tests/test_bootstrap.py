@@ -1,19 +1,19 @@
-"""Tests of hf_xmc.training.bootstrap: shortlists by the heads (7, 8), bootstrap (11), and the loss (9)."""
+"""Tests of hf_xmc.training.bootstrap: shortlists, bootstrap and loss of the heads (XR-Transformer, eq. 7 to 11)."""
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import oracles
 import pytest
 import torch
+from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import best_objective, random_problem, uneven_tree
+from small_problems import assert_optimal, best_objective, random_problem, uneven_tree
 from transformers import BertConfig
 
 from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
 from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.training import bootstrap
 from hf_xmc.training.bootstrap import (
     bootstrap_head,
     level_data,
@@ -23,7 +23,7 @@ from hf_xmc.training.bootstrap import (
     start_from_frequency,
     starting_data,
 )
-from hf_xmc.training.options import LevelArguments, RankerArguments
+from hf_xmc.training.options import LevelArguments
 
 TREE = uneven_tree()
 OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
@@ -33,7 +33,7 @@ ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
 
 class Problem:
-    """Vectors of documents, their labels, and what the oracles say of the nodes: `Y^(t)` and `R^(t)`."""
+    """Document vectors, labels, and `Y^(t)` and `R^(t)` by the oracles."""
 
     def __init__(self, seed, documents, dimensions):
         features, self.labels = random_problem(seed, documents, sparse=0, dense=dimensions)
@@ -47,15 +47,9 @@ PROBLEM = Problem(seed=8, documents=70, dimensions=DIMENSIONS)
 
 
 def make_model(levels, loss="bce", ranking="leaf", dimensions=DIMENSIONS):
-    """A model with random heads, whose logits stay between -1 and 1, on a tiny encoder."""
-    encoder = BertConfig(
-        vocab_size=11,
-        hidden_size=dimensions,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        max_position_embeddings=12,
-    )
+    """A model with random heads, whose logits are between -1 and 1, on a tiny encoder."""
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 12}
+    encoder = BertConfig(vocab_size=11, hidden_size=dimensions, **sizes)
     config = XMCConfig(encoder_config=encoder, head_loss=loss, head_ranking=ranking)
     model = XMCForTextClassification(config, label_tree=TREE).eval()
     model.add_heads(levels)
@@ -98,12 +92,18 @@ def oracle_shortlist(model, index, negatives, beam_size, problem=PROBLEM):
 # ---- Shortlists ----
 
 
-@pytest.mark.parametrize("levels", [[1, 2, 3], [1, 3], [3]], ids=str)
-@pytest.mark.parametrize("loss, ranking", [("bce", "leaf"), ("squared_hinge", "path")])
 @pytest.mark.parametrize(
-    "negatives, beam_size", [("tfn", 1), ("man", 1), ("man", 2), ("both", 2), ("both", 100), ("all", 1)]
+    "levels, loss, ranking, negatives, beam_size",
+    pairs(
+        [[1, 2, 3], [1, 3], [3]],
+        ["bce", "squared_hinge"],
+        ["leaf", "path"],
+        ["tfn", "man", "both", "all"],
+        [1, 2, 100],
+    ),
 )
-def test_shortlist_equations_7_and_8(levels, loss, ranking, negatives, beam_size):
+def test_shortlist(levels, loss, ranking, negatives, beam_size):
+    """Eq. 7 and 8."""
     model = make_model(levels, loss, ranking)
     counts = PROBLEM.level_targets
     arguments = LevelArguments(negatives=negatives, beam_size=beam_size, loss=loss)
@@ -122,38 +122,22 @@ def test_shortlist_equations_7_and_8(levels, loss, ranking, negatives, beam_size
             assert np.array_equal(reached, chosen)
 
 
-def test_settings_of_each_level():
+def test_what_needs_vectors():
     arguments = LevelArguments(negatives=["all", "tfn", "man"], beam_size=[9, 9, 1], bootstrap=False)
-    model = make_model([1, 2, 3])
-    found = [
-        make_level_data(model, PROBLEM.level_targets, index, arguments, PROBLEM.vectors).shortlist
-        for index in range(3)
-    ]
-    assert found[0] is None
-    assert np.array_equal(found[1].toarray(), PROBLEM.true[0])
-    assert (np.diff(found[2].indptr) == 1).all()
     assert [needs_vectors(arguments, TREE, [1, 2, 3], index) for index in range(3)] == [False, False, True]
-    with pytest.raises(ValueError, match="`level_negatives` has 3 values, but 2 levels"):
-        make_level_data(make_model([1, 3]), PROBLEM.level_targets, 1, arguments, PROBLEM.vectors)
-
-
-@pytest.mark.parametrize("negatives, needed", [("tfn", False), ("all", False), ("man", True), ("both", True)])
-def test_what_needs_vectors(negatives, needed):
-    # The first level has nothing above that could be searched.
-    frozen = LevelArguments(negatives=negatives, bootstrap=False)
-    assert [needs_vectors(frozen, TREE, [1, 3], index) for index in range(2)] == [False, needed]
-    assert needs_vectors(LevelArguments(negatives=negatives), TREE, [1, 3], 0)
+    # The first level has no level above to search.
+    assert not needs_vectors(LevelArguments(negatives="both", bootstrap=False), TREE, [1, 3], 0)
+    assert needs_vectors(LevelArguments(negatives="tfn"), TREE, [1, 3], 0)
 
 
 def test_documents_are_searched_in_parts(monkeypatch):
     model, counts = make_model([1, 2]), PROBLEM.level_targets
     arguments = LevelArguments(negatives="man", beam_size=2)
     whole = make_level_data(model, counts, 1, arguments, PROBLEM.vectors).shortlist
-    monkeypatch.setattr("hf_xmc.parallel.stage_cache._MOST_ROWS", 33)
+    monkeypatch.setattr("hf_xmc.parallel.stage_cache.MAX_ROWS", 33)
     calls = []
-    parts = make_level_data(
-        model, counts, 1, arguments, PROBLEM.vectors, Runtime(progress=lambda *call: calls.append(call))
-    ).shortlist
+    runtime = Runtime(progress=lambda *call: calls.append(call))
+    parts = make_level_data(model, counts, 1, arguments, PROBLEM.vectors, runtime).shortlist
     assert (whole != parts).nnz == 0
     assert calls == [("shortlist", done, 70) for done in (33, 66, 70)]
 
@@ -162,55 +146,53 @@ def test_documents_are_searched_in_parts(monkeypatch):
 
 BOOTSTRAPS = [
     ("bce", {}),
-    ("bce", {"cost_sensitive": True}),
     ("bce", {"cost_sensitive": True, "negative_weight": 0.2}),
-    ("squared_hinge", {}),
     ("squared_hinge", {"negative_weight": 0.5}),
     ("squared_hinge", {"cost_sensitive": True}),
 ]
 
 
+@pytest.fixture
+def exact_solver(monkeypatch):
+    """Solves the objective of a bootstrap to its optimum."""
+    monkeypatch.setattr(bootstrap, "BOOTSTRAP_PASSES", 3000)
+    monkeypatch.setattr(bootstrap, "BOOTSTRAP_TOLERANCE", 1e-5)
+
+
 def assert_bootstrap_is_optimal(model, index, arguments, problem, tolerance):
-    """Compares a new bootstrap of a level with the least value of its objective, node by node."""
+    """Compares the bootstrap of a level with the optimum of its objective."""
     kind, negatives, vectors = ORACLE_LOSSES[arguments.loss], arguments.negatives, problem.vectors
     data = make_level_data(model, problem.level_targets, index, arguments, vectors)
     _, chosen = oracle_shortlist(model, index, negatives, 2, problem)
-    bootstrap_head(model.heads[index], data, vectors, arguments, runtime=Runtime(1))
+    bootstrap_head(model.heads[index], data, vectors, arguments)
     true, weights = problem.true[index], np.where(problem.true[index] > 0, 1.0, data.negative_weight)
     scale = arguments.bootstrap_cost
     if arguments.cost_sensitive:
         weights = oracles.importance_weights(problem.counts[index], data.negative_weight)
-        # Shares of a document add up to 1: scaled so that a true node weighs `cost` on average, as without them.
+        # The shares of a document sum to 1. They are scaled so that a true node weighs 1 on average.
         scale *= true.sum() / (true.sum(axis=1) > 0).sum()
-    # The bias starts from -1, and the regulariser keeps it there.
-    rows, learnt = as_rows(vectors), weights_of(model.heads[index])
-    learnt[:, -1] += 1
-    ours = oracles.level_objective(learnt, rows, true, chosen, scale * weights, kind, -1.0)
-    best = sum(
-        best_objective(rows, true[:, node], chosen[:, node], scale * weights[:, node], kind, -1.0)
-        for node in range(true.shape[1])
-    )
-    assert best * (1 - 1e-6) <= ours <= best * (1 + tolerance)
+    # The regulariser pulls the bias to its prior of -1.
+    learnt = weights_of(model.heads[index])
+    assert_optimal(learnt, as_rows(vectors), true, chosen, scale * weights, kind, -1.0, tolerance)
 
 
-@pytest.mark.parametrize("loss, options", BOOTSTRAPS, ids=str)
-@pytest.mark.parametrize("index, negatives", [(0, "both"), (1, "tfn"), (1, "man"), (2, "both"), (2, "all")])
-def test_bootstrap_is_the_optimum_of_equation_9(loss, options, index, negatives, monkeypatch):
-    exact = functools.partial(RankerArguments, tolerance=1e-5, max_passes=3000)
-    monkeypatch.setattr("hf_xmc.training.bootstrap.RankerArguments", exact)
+@pytest.mark.parametrize("case, place", pairs(BOOTSTRAPS, [(0, "both"), (1, "man"), (2, "tfn"), (2, "all")]), ids=str)
+def test_bootstrap_is_the_optimum_of_the_objective(case, place, exact_solver):
+    """Eq. 9 and 11."""
+    (loss, options), (index, negatives) = case, place
     arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2, bootstrap_cost=3.0, **options)
     assert_bootstrap_is_optimal(make_model([1, 2, 3], loss), index, arguments, PROBLEM, 1e-3)
 
 
 @pytest.mark.parametrize("loss, options", BOOTSTRAPS, ids=str)
-def test_bootstrap_comes_near_the_optimum_in_the_passes_it_makes(loss, options):
+def test_bootstrap_converges_in_the_passes_it_makes(loss, options):
     problem = Problem(seed=9, documents=200, dimensions=32)
     arguments = LevelArguments(loss=loss, negatives="tfn", **options)
     assert_bootstrap_is_optimal(make_model([1, 2, 3], loss, dimensions=32), 2, arguments, problem, 0.01)
 
 
-def test_bootstrap_overwrites_what_was_there_and_does_not_depend_on_threads():
-    counts, arguments = PROBLEM.level_targets, LevelArguments(negatives="tfn")
+def test_bootstrap_overwrites_the_head_whatever_the_threads():
+    arguments = LevelArguments(negatives="tfn")
     found = []
     for fill, threads in ((0.0, 1), (5.0, 2)):
         model = make_model([1, 2, 3])
@@ -218,13 +200,8 @@ def test_bootstrap_overwrites_what_was_there_and_does_not_depend_on_threads():
         with torch.no_grad():
             head.weight.fill_(fill)
             head.bias.fill_(fill)
-        bootstrap_head(
-            head,
-            make_level_data(model, counts, 2, arguments, None),
-            PROBLEM.vectors,
-            arguments,
-            runtime=Runtime(threads),
-        )
+        data = make_level_data(model, PROBLEM.level_targets, 2, arguments, None)
+        bootstrap_head(head, data, PROBLEM.vectors, arguments, runtime=Runtime(num_threads=threads))
         found.append(weights_of(head))
     assert np.array_equal(*found)
 
@@ -253,7 +230,7 @@ def oracle_components(vectors, count):
 
 
 def assert_solves(part, data, vectors, components, arguments):
-    """That a head's logits are those of the least objective on the components, for the documents of the shortlist."""
+    """Checks that the logits of a head are optimal on the components, for the documents of the shortlist."""
     found = part(torch.from_numpy(vectors)).detach().numpy().astype(np.float64)
     rows = as_rows(components)
     for node in range(part.num_nodes):
@@ -263,7 +240,7 @@ def assert_solves(part, data, vectors, components, arguments):
             continue
         true = np.asarray(data.counts[:, node].todense()).ravel() > 0
         weights = np.full(len(rows), arguments.bootstrap_cost)
-        # The weights that give these logits, the shortest ones.
+        # The smallest weights that give these logits.
         learnt = np.linalg.lstsq(rows, found[:, node], rcond=None)[0]
         learnt[-1] += 1
         ours = oracles.node_objective(learnt, rows, true, chosen, weights, "logistic", -1.0)
@@ -276,8 +253,8 @@ def test_principal_components(monkeypatch):
     for count in (2, DIMENSIONS):
         projection, centre = principal_components(vectors, count)
         found, expected = vectors @ projection.T - centre, oracle_components(vectors, count)
-        np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)  # a direction may be turned round
-    monkeypatch.setattr("hf_xmc.training.bootstrap.PRINCIPAL_DOCUMENTS", 30)
+        np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)  # the sign of a direction is arbitrary
+    monkeypatch.setattr(bootstrap, "PRINCIPAL_DOCUMENTS", 30)
     sampled = principal_components(vectors, 2, seed=1)[0]
     assert np.array_equal(sampled, principal_components(vectors, 2, seed=1)[0])
     assert not np.array_equal(sampled, principal_components(vectors, 2, seed=2)[0])
@@ -287,12 +264,6 @@ def joint_model(levels=(1, 3), **options):
     model = make_model([1])
     model.add_heads(levels, **options)
     return model
-
-
-@pytest.fixture
-def exact_solver(monkeypatch):
-    exact = functools.partial(RankerArguments, tolerance=1e-5, max_passes=3000)
-    monkeypatch.setattr("hf_xmc.training.bootstrap.RankerArguments", exact)
 
 
 @pytest.mark.parametrize("negatives", ["dynamic", "both", "all"])
@@ -332,9 +303,9 @@ def test_bootstrap_of_tails(exact_solver):
         np.testing.assert_allclose(torch.sigmoid(tail.bias).detach().numpy(), expected, rtol=1e-5)
 
 
-def test_long_vectors_are_solved_on_their_components(exact_solver, monkeypatch):
-    monkeypatch.setattr("hf_xmc.training.bootstrap.MAX_DIMENSIONS", DIMENSIONS - 1)
-    monkeypatch.setattr("hf_xmc.training.bootstrap.COMPONENTS", 4)
+def test_long_vectors_are_bootstrapped_on_their_components(exact_solver, monkeypatch):
+    monkeypatch.setattr(bootstrap, "MAX_DIMENSIONS", DIMENSIONS - 1)
+    monkeypatch.setattr(bootstrap, "COMPONENTS", 4)
     model, counts, arguments = make_model([1, 2, 3]), PROBLEM.level_targets, LevelArguments(negatives="tfn")
     data = make_level_data(model, counts, 2, arguments, PROBLEM.vectors)
     bootstrap_head(model.head(3), data, PROBLEM.vectors, arguments)
@@ -344,8 +315,9 @@ def test_long_vectors_are_solved_on_their_components(exact_solver, monkeypatch):
 # ---- Start without a bootstrap ----
 
 
-@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
-@pytest.mark.parametrize("index, negatives", [(0, "both"), (1, "tfn"), (2, "both"), (2, "man"), (2, "all")])
+@pytest.mark.parametrize(
+    "loss, index, negatives", pairs(["bce", "squared_hinge"], [0, 2], ["tfn", "man", "both", "all"])
+)
 def test_start_from_frequency(loss, index, negatives):
     model, counts = make_model([1, 2, 3], loss), PROBLEM.level_targets
     arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2)
@@ -358,7 +330,6 @@ def test_start_from_frequency(loss, index, negatives):
     for node in range(TREE.level_sizes[index]):
         shown = [document for document in range(len(PROBLEM.truth)) if chosen[document, node]]
         true = [document for document in shown if PROBLEM.true[index][document, node]]
-        # One more of each kind, so that no probability is 0 or 1.
         probabilities.append((len(true) + 1) / (len(shown) + 2))
     found = [oracles.head_probability(loss, float(bias)) for bias in head.bias.detach()]
     assert found == pytest.approx(probabilities, rel=1e-5)
@@ -367,9 +338,12 @@ def test_start_from_frequency(loss, index, negatives):
 # ---- The loss of a batch ----
 
 
-@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
-@pytest.mark.parametrize("negatives, cost_sensitive", [("tfn", True), ("man", False), ("both", True), ("all", False)])
-def test_the_loss_of_a_batch_is_equation_9(loss, negatives, cost_sensitive):
+@pytest.mark.parametrize(
+    "loss, negatives, cost_sensitive",
+    pairs(["bce", "squared_hinge"], ["tfn", "man", "both", "all"], [False, True]),
+)
+def test_the_loss_of_a_batch(loss, negatives, cost_sensitive):
+    """Eq. 9."""
     model, counts = make_model([1, 2, 3], loss), PROBLEM.level_targets
     arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2, cost_sensitive=cost_sensitive)
     documents = np.array([1, 4, 0, 60])
@@ -384,19 +358,15 @@ def test_the_loss_of_a_batch_is_equation_9(loss, negatives, cost_sensitive):
         weights = np.where(PROBLEM.true[index] > 0, 1.0, data.negative_weight)
         if cost_sensitive:
             weights = oracles.importance_weights(PROBLEM.counts[index], data.negative_weight)
+        true, kind = PROBLEM.true[index][documents], ORACLE_LOSSES[loss]
+        head, rows = weights_of(model.heads[index]), as_rows(vectors)
         expected = oracles.level_objective(
-            weights_of(model.heads[index]),
-            as_rows(vectors),
-            PROBLEM.true[index][documents],
-            chosen[documents],
-            weights[documents],
-            ORACLE_LOSSES[loss],
-            regularisation=0,
+            head, rows, true, chosen[documents], weights[documents], kind, regularisation=0
         )
         assert found.item() == pytest.approx(expected / len(documents), rel=1e-5)
 
 
-def test_dropout_hides_parts_of_the_vector_in_training_only():
+def test_dropout_in_training_only():
     model = make_model([1])
     model.config.head_dropout = 0.5
     ids = torch.ones((1, 4), dtype=torch.long)

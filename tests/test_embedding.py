@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.training.embedding: tokens and vectors of datasets, and their cache."""
+"""Tests of hf_xmc.training.embedding and level_data: tokens, batches and vectors of datasets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_documents, make_vectors
+from scipy.sparse import csr_matrix
 
 from hf_xmc import XMCForTextClassification
 from hf_xmc.parallel.runtime import Runtime
-from hf_xmc.training.embedding import TokenCollator, embed_dataset, tokenize_dataset, tokens_digest
+from hf_xmc.training.embedding import embed_dataset, tokenize_dataset, tokens_digest
+from hf_xmc.training.level_data import LevelCollator, LevelData, pass_batches
 
 DOCUMENTS = make_documents(30, seed=5)
 
@@ -23,17 +25,19 @@ def model(tiny_encoder):
     return make_model(tiny_encoder)
 
 
-@pytest.fixture
-def encoder_calls(monkeypatch):
-    """The documents that went through `embed`, call by call."""
-    calls = []
-    embed = XMCForTextClassification.embed
+def count_calls(monkeypatch, name):
+    """Numbers of documents that a method of the model was called with."""
+    calls, method = [], getattr(XMCForTextClassification, name)
     monkeypatch.setattr(
-        XMCForTextClassification,
-        "embed",
-        lambda self, rows, *rest: calls.append(len(rows)) or embed(self, rows, *rest),
+        XMCForTextClassification, name, lambda self, rows, *rest: calls.append(len(rows)) or method(self, rows, *rest)
     )
     return calls
+
+
+@pytest.fixture
+def encoder_calls(monkeypatch):
+    """Numbers of documents of the calls of `embed`."""
+    return count_calls(monkeypatch, "embed")
 
 
 # ---- Tokens ----
@@ -42,7 +46,7 @@ def encoder_calls(monkeypatch):
 @pytest.mark.parametrize("long_text", ["truncate", "windows"])
 def test_columns(tiny_encoder, long_text):
     model = make_model(tiny_encoder, max_length=8, long_text=long_text, max_windows=2)
-    data = DOCUMENTS.add_column("more", list(range(30)))
+    data = DOCUMENTS.add_column("more", list(range(30))).select([*range(29, -1, -1)])
     tokens = tokenize_dataset(model, data)
     expected = model.tokenize(data["text"][:])
     assert set(tokens.column_names) == {"token_ids", "length", "document"}
@@ -52,17 +56,9 @@ def test_columns(tiny_encoder, long_text):
     assert max(len(windows) for windows in expected) == (2 if long_text == "windows" else 1)
 
 
-def test_rows_are_numbered_by_their_place(model):
-    tokens = tokenize_dataset(model, DOCUMENTS.select([7, 3]))
-    assert tokens["document"][:] == [0, 1]
-    assert tokens["token_ids"][0] == model.tokenize([DOCUMENTS["text"][7]])[0]
-
-
-def test_later_runs_find_tokens_on_disk(tiny_encoder, tmp_path, monkeypatch):
+def test_tokens_are_cached_on_disk(tiny_encoder, tmp_path, monkeypatch):
     DOCUMENTS.save_to_disk(tmp_path / "data")
-    calls, kind = [], XMCForTextClassification
-    tokenize = kind.tokenize
-    monkeypatch.setattr(kind, "tokenize", lambda self, texts: calls.append(len(texts)) or tokenize(self, texts))
+    calls = count_calls(monkeypatch, "tokenize")
 
     def run(**options):
         calls.clear()
@@ -74,11 +70,11 @@ def test_later_runs_find_tokens_on_disk(tiny_encoder, tmp_path, monkeypatch):
     assert run() == (10, [])
     assert run(max_length=9) == (9, [30])
     assert run(long_text="head_tail") == (10, [30])
-    assert run(pooling="cls") == (10, [])  # has nothing to do with tokens
+    assert run(pooling="cls") == (10, [])  # does not change the tokens
 
 
 def test_documents_without_text(model):
-    with pytest.raises(ValueError, match="An encoder reads texts, but the dataset has only feature_ids"):
+    with pytest.raises(ValueError, match="feature_ids"):
         tokenize_dataset(model, make_vectors(3))
 
 
@@ -86,51 +82,70 @@ def test_digest(tiny_encoder, model):
     tokens = tokenize_dataset(model, DOCUMENTS)
     digest = tokens_digest(tokens)
     assert tokens_digest(tokenize_dataset(model, make_documents(30, seed=5))) == digest
-    windows = make_model(tiny_encoder, max_length=8, long_text="windows")
-    longer = make_model(tiny_encoder, max_length=16)
     others = [
-        tokens.select(range(29)),
         tokens.select([1, 0, *range(2, 30)]),
         tokenize_dataset(model, make_documents(30, seed=6)),
-        tokenize_dataset(windows, DOCUMENTS),
-        tokenize_dataset(longer, DOCUMENTS),
+        tokenize_dataset(make_model(tiny_encoder, max_length=8, long_text="windows"), DOCUMENTS),
     ]
+    # The same tokens in other windows and documents.
+    for documents in ([[[5, 6, 7]]], [[[5], [6, 7]]], [[[5, 6], [7]]], [[[5]], [[6, 7]]], [[[5, 6]], [[7]]]):
+        rows = {"token_ids": documents, "length": [1] * len(documents), "document": list(range(len(documents)))}
+        others.append(DOCUMENTS.from_dict(rows, features=tokens.features))
     assert len({digest, *map(tokens_digest, others)}) == 1 + len(others)
 
 
-def test_digest_tells_windows_from_documents(model):
-    features = tokenize_dataset(model, DOCUMENTS).features
-
-    def digest(*documents):
-        rows = {"token_ids": list(documents), "length": [1] * len(documents), "document": list(range(len(documents)))}
-        return tokens_digest(DOCUMENTS.from_dict(rows, features=features))
-
-    found = [
-        digest([[5, 6, 7]]),
-        digest([[5], [6, 7]]),
-        digest([[5, 6], [7]]),
-        digest([[5]], [[6, 7]]),
-        digest([[5, 6]], [[7]]),
-    ]
-    assert len(set(found)) == len(found)
+# ---- Batches ----
 
 
-def test_a_batch_of_tokens(model):
-    tokens = tokenize_dataset(model, DOCUMENTS)
-    rows = [tokens[place] for place in (4, 9)]
-    batch = TokenCollator(padding=6)(rows)
-    assert batch["documents"].tolist() == [4, 9]
-    for row, ids, mask in zip(rows, batch["input_ids"], batch["attention_mask"], strict=True):
-        (window,) = row["token_ids"]
-        assert ids.tolist() == window + [6] * (len(ids) - len(window))
-        assert mask.tolist() == [1] * len(window) + [0] * (len(ids) - len(window))
-
-
-def test_a_batch_holds_the_first_window_only(tiny_encoder):
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_batch_has_the_first_window_and_the_inputs_of_the_heads(tiny_encoder, joint):
     model = make_model(tiny_encoder, max_length=8, long_text="windows")
     tokens = tokenize_dataset(model, DOCUMENTS)
-    row = next(row for row in tokens if len(row["token_ids"]) > 1)
-    assert TokenCollator(0)([row])["input_ids"].tolist() == row["token_ids"][:1]
+    rows = [tokens[place] for place in (4, 9)]
+    assert any(len(row["token_ids"]) > 1 for row in rows)
+    counts = csr_matrix(np.eye(30, 6, dtype=np.float32)[::-1])
+    data = [LevelData(level, counts, np.array([0, 6])) for level in ((1, 2) if joint else (2,))]
+    batch = LevelCollator(6, data, joint)(rows)
+    for row, ids, mask in zip(rows, batch["input_ids"], batch["attention_mask"], strict=True):
+        window = row["token_ids"][0]
+        assert ids.tolist() == window + [6] * (len(ids) - len(window))
+        assert mask.tolist() == [1] * len(window) + [0] * (len(ids) - len(window))
+    parts = batch["levels"] if joint else [batch]
+    for part, level in zip(parts, data, strict=True):
+        assert part["level"] == level.level
+        for name, expected in level.batch(np.array([4, 9])).items():
+            assert np.array_equal(part[name].numpy(), expected)
+
+
+@pytest.mark.parametrize("count", [64, 61])
+def test_a_step_has_the_same_documents_in_any_number_of_processes(count):
+    lengths = np.random.default_rng(0).integers(3, 20, count).tolist()
+
+    def steps(batch_size, accumulation, processes, seed=0):
+        parts = [
+            pass_batches(lengths, batch_size, (4, accumulation), (index, processes), seed)
+            for index in range(processes)
+        ]
+        assert {len(part) for part in parts} == {4 * accumulation}
+        return [
+            sorted(
+                row
+                for part in parts
+                for batch in part[step * accumulation : (step + 1) * accumulation]
+                for row in batch
+            )
+            for step in range(4)
+        ]
+
+    whole = steps(16, 1, 1)
+    assert whole == steps(4, 2, 2) == steps(8, 1, 2) != steps(16, 1, 1, seed=1)
+    assert sorted(row for step in whole for row in step) == list(range(count))
+    assert steps(16, 1, 1, seed=None) == [list(range(start, min(start + 16, count))) for start in range(0, count, 16)]
+
+
+def test_no_batch_is_empty():
+    batches = [pass_batches([5] * 17, 4, (3, 1), (index, 2), 0) for index in range(2)]
+    assert all(len(batch) >= 1 for part in batches for batch in part)
 
 
 # ---- Vectors ----
@@ -154,7 +169,7 @@ def test_cached_vectors(model, tmp_path, encoder_calls):
     assert np.array_equal(first, again) and again.dtype == np.float32
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".safetensors"]
     embed_dataset(model, tokens, 8)
-    assert encoder_calls == [30, 30]  # nothing is kept unless asked for
+    assert encoder_calls == [30, 30]
 
 
 def change_weights(model):
@@ -162,37 +177,25 @@ def change_weights(model):
         model.encoder.get_parameter("encoder.layer.1.output.dense.bias")[3] += 1e-3
 
 
-def change_pooling(model):
-    model.config.pooling = "cls"
+CHANGES = {
+    "weights": change_weights,
+    "pooling": lambda model: setattr(model.config, "pooling", "cls"),
+    "layers": lambda model: setattr(model.config, "pooling_layers", 2),
+    "precision": lambda model: setattr(model, "autocast_dtype", torch.bfloat16),
+}
 
 
-def change_layers(model):
-    model.config.pooling_layers = 2
-
-
-def change_precision(model):
-    model.autocast_dtype = torch.bfloat16
-
-
-@pytest.mark.parametrize("change", [change_weights, change_pooling, change_layers, change_precision])
-def test_the_cache_knows_another_encoder(model, tmp_path, encoder_calls, change):
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_encoder_is_not_in_the_cache(model, tmp_path, encoder_calls, change):
     tokens = tokenize_dataset(model, DOCUMENTS)
     before = embed_dataset(model, tokens, 8, str(tmp_path))
-    change(model)
+    CHANGES[change](model)
     after = embed_dataset(model, tokens, 8, str(tmp_path))
     assert encoder_calls == [30, 30]
     assert not np.array_equal(before, after)
 
 
-def test_the_cache_knows_other_tokens(model, tmp_path, encoder_calls):
+def test_other_tokens_are_not_in_the_cache(model, tmp_path, encoder_calls):
     for data in (DOCUMENTS, DOCUMENTS.select(range(29)), make_documents(30, seed=6)):
         embed_dataset(model, tokenize_dataset(model, data), 8, str(tmp_path))
     assert encoder_calls == [30, 29, 30]
-
-
-def test_the_cache_takes_an_encoder_with_single_numbers(model, tmp_path, encoder_calls):
-    model.encoder.register_buffer("scale", torch.tensor(2.0))
-    tokens = tokenize_dataset(model, DOCUMENTS)
-    for _ in range(2):
-        embed_dataset(model, tokens, 8, str(tmp_path))
-    assert encoder_calls == [30]

@@ -1,23 +1,21 @@
-"""Encoders of every kind: each trains, is saved, loaded again and predicts the same."""
+"""Encoders of every kind: they train, are saved and loaded, and predict the same."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from conftest import encoder_arguments, make_tokenizer
-from encoder_runs import PREDICT_WITH, TEXTS, tensors_of
+from conftest import make_documents, make_tokenizer
+from encoder_runs import TEXTS, assert_predicts_as_saved, tensors_of
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel
-
-from hf_xmc import XMCForTextClassification, XMCTrainer
+from transformers import AutoConfig, AutoModel, GPT2Config, GPT2Model
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 POSITIONS = {"max_position_embeddings": 66}
 XLNET = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16}
-# Configuration, and the pooling that suits the kind.
+# Configuration and default pooling of each kind.
 KINDS = {
     "bert": ({**SMALL, **POSITIONS}, "mean"),
     "roberta": ({**SMALL, **POSITIONS}, "mean"),
@@ -33,39 +31,70 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def encoder(request, tmp_path_factory):
-    """Kind and folder of a tiny random encoder, with the tokenizer that all kinds share."""
-    folder, tokenizer = tmp_path_factory.mktemp(request.param), make_tokenizer()
+# Adapters of other kinds are slow tests.
+ADAPTED = ("bert", "gpt2", "t5")
+
+
+def save_encoder(folder, kind, tokenizer):
     special = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
-    options = {"vocab_size": len(tokenizer), **special, **KINDS[request.param][0]}
+    options = {"vocab_size": len(tokenizer), **special, **KINDS[kind][0]}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        AutoModel.from_config(AutoConfig.for_model(request.param, **options)).save_pretrained(folder)
+        AutoModel.from_config(AutoConfig.for_model(kind, **options)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return request.param, folder
 
 
-@pytest.mark.parametrize("rank", [0, 2], ids=["whole", "adapters"])
-def test_an_encoder_of_every_kind(encoder, rank, few, tmp_path):
-    kind, folder = encoder
-    options = {"tree_clustering": "flat", "level_indices": [1], "level_steps": [3], "save_strategy": "no"}
-    args = encoder_arguments(tmp_path, encoder_lora_rank=rank, level_negatives=["all"], **options)
-    trainer = XMCTrainer(model=folder, args=args, train_dataset=few.select(range(96)))
+def assert_padding_is_ignored(model):
+    vectors = model.embed(TEXTS, batch_size=len(TEXTS))
+    np.testing.assert_allclose(vectors, [model.embed([text])[0] for text in TEXTS], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "kind, rank",
+    [(kind, 0) for kind in KINDS]
+    + [pytest.param(kind, 2, marks=[] if kind in ADAPTED else pytest.mark.slow) for kind in KINDS],
+)
+def test_an_encoder_of_every_kind(train, few, tmp_path, kind, rank):
+    folder = tmp_path / "encoder"
+    save_encoder(folder, kind, make_tokenizer())
+    options = {"tree_clustering": "flat", "level_indices": [1], "level_steps": [3], "level_negatives": ["all"]}
+    options |= {"model": folder, "data": few.select(range(96)), "save_strategy": "no", "encoder_lora_rank": rank}
+    trainer = train(folder=tmp_path / "model", **options)
     assert trainer.model.config.pooling == KINDS[kind][1]
-    trainer.train()
-    start = load_file(folder / "model.safetensors")
-    trained = tensors_of(tmp_path)
+    start, trained = load_file(folder / "model.safetensors"), tensors_of(tmp_path / "model")
     assert any(
         not torch.equal(tensor, start[name.removeprefix("encoder.")])
         for name, tensor in trained.items()
         if name.removeprefix("encoder.") in start
     )
-    loaded = XMCForTextClassification.from_pretrained(tmp_path)
+    loaded = assert_predicts_as_saved(trainer, tmp_path / "model")
     assert type(loaded.encoder) is type(trainer.model.encoder)
-    for predict_with in PREDICT_WITH:
-        expected = trainer.model.predict(TEXTS, predict_with=predict_with)
-        assert loaded.predict(TEXTS, predict_with=predict_with) == expected
-    # Padding is not seen.
-    vectors = loaded.embed(TEXTS, batch_size=len(TEXTS))
-    np.testing.assert_allclose(vectors, [loaded.embed([text])[0] for text in TEXTS], atol=2e-5)
+    assert_padding_is_ignored(loaded)
+
+
+def test_padding_on_the_left(train, tmp_path):
+    """XLNet has no limit of positions, pads on the left, and pools the last token."""
+    tokenizer = make_tokenizer()
+    tokenizer.padding_side = "left"
+    save_encoder(tmp_path / "encoder", "xlnet", tokenizer)
+    trainer = train(model=tmp_path / "encoder", folder=tmp_path / "model", method="aplc-xlnet")
+    assert_padding_is_ignored(assert_predicts_as_saved(trainer, tmp_path / "model", ["heads"]))
+
+
+def test_an_encoder_without_a_padding_token(train, tmp_path):
+    tokenizer = make_tokenizer(plain=True)
+    tokenizer.save_pretrained(tmp_path / "gpt")
+    special = {"bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(vocab_size=len(tokenizer), **KINDS["gpt2"][0], **special)
+    GPT2Model(config).save_pretrained(tmp_path / "gpt")
+    trainer = train(model=tmp_path / "gpt", level_steps=[3], folder=tmp_path / "model")
+    assert trainer.model.tokenizer.pad_token_id is None and trainer.model.config.pooling == "last"
+    # An empty text has no tokens.
+    assert_predicts_as_saved(trainer, tmp_path / "model", texts=[*TEXTS, ""])
+
+
+def test_windows(train, tmp_path):
+    rows = make_documents(160, seed=7).map(lambda row: {"text": " ".join([row["text"]] * 4)})
+    trainer = train(data=rows, level_steps=[2], encoder_long_text="windows", encoder_max_windows=3)
+    assert trainer.model.config.long_text == "windows"
+    assert max(len(windows) for windows in trainer.model.tokenize(rows["text"][:20])) == 3

@@ -1,4 +1,4 @@
-"""Training of models with an encoder: learning, saving, levels, early stopping."""
+"""Training with an encoder: learning, saving, levels, early stopping, ranker and heads, errors."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL_METHODS, encoder_arguments, make_documents
+from conftest import SMALL_METHODS, encoder_arguments, make_documents, make_vectors
+from datasets import Dataset
 from encoder_runs import (
     KEEP_BEST,
     PREDICT_WITH,
     TEXTS,
+    KillAfter,
+    assert_predicts_as_saved,
     assert_same_model,
     levels_of_steps,
     rank_best,
     tensors_of,
 )
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, pipeline
+from transformers import EarlyStoppingCallback, TrainerCallback, pipeline
 
-from hf_xmc import XMCForTextClassification, XMCTrainer
+from hf_xmc import LabelTree, XMCForTextClassification, XMCTrainer
 from hf_xmc.cli.main import main
 from hf_xmc.training.presets import ENCODER_METHODS
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
+
+EVALUATION = make_documents(30, seed=2)
 
 
 # ---- Learning, saving, predicting ----
@@ -41,60 +46,34 @@ def test_learns(encoder_model_folder, tmp_path, predict_with, least):
 
 
 @pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
-def test_fine_tuning_makes_the_heads_better(train, loss, tmp_path):
-    data, evaluation = make_documents(400, seed=12), make_documents(200, seed=1)
-    results = []
-    for steps in (0, 20):
-        options = {"level_steps": [steps], "per_device_train_batch_size": 32, "level_loss": loss}
-        trainer = train(folder=tmp_path / str(steps), data=data, predict_with="heads", save_strategy="no", **options)
-        results.append(trainer.evaluate(evaluation)["eval_R@5"])
-    frozen, tuned = results
-    assert tuned > frozen + 0.05
-
-
-def test_every_method_with_an_encoder_is_tested():
-    assert set(SMALL_METHODS) == set(ENCODER_METHODS)
+def test_fine_tuning_improves_the_heads(train, loss, tmp_path):
+    options = {"per_device_train_batch_size": 32, "level_loss": loss, "predict_with": "heads", "save_strategy": "no"}
+    frozen, tuned = (
+        train(folder=tmp_path / str(steps), data=make_documents(400, seed=12), level_steps=[steps], **options)
+        for steps in (0, 20)
+    )
+    evaluation = make_documents(200, seed=1)
+    assert tuned.evaluate(evaluation)["eval_R@5"] > frozen.evaluate(evaluation)["eval_R@5"] + 0.05
 
 
 @pytest.mark.parametrize("method", ENCODER_METHODS)
-def test_what_is_saved_predicts_the_same(train, tmp_path, method):
-    trainer = train(method=method, predict_with="both", eval_dataset=make_documents(30, seed=2))
-    loaded = XMCForTextClassification.from_pretrained(tmp_path)
+def test_a_saved_model_predicts_the_same(train, tmp_path, method):
+    trainer = train(method=method, predict_with="both", eval_dataset=EVALUATION)
+    # The heads of X-Transformer score clusters only.
+    loaded = assert_predicts_as_saved(trainer, tmp_path, PREDICT_WITH if method != "x-transformer" else ["ranker"])
     loaded.save_pretrained(tmp_path / "copy")
-    copy = XMCForTextClassification.from_pretrained(tmp_path / "copy")
-    # The heads of X-Transformer know clusters only.
-    for kind in PREDICT_WITH if method != "x-transformer" else ["ranker"]:
-        expected = trainer.model.predict(TEXTS, predict_with=kind)
-        assert loaded.predict(TEXTS, predict_with=kind) == expected
-        assert copy.predict(TEXTS, predict_with=kind) == expected
+    assert_same_model(tmp_path, tmp_path / "copy")
     assert loaded.config.head_levels == SMALL_METHODS[method]["level_indices"]
     assert loaded.config.trained_levels == len(loaded.config.head_levels) == len(loaded.heads)
-    assert_same_model(tmp_path, tmp_path / "copy")
-
-
-@pytest.mark.parametrize("method", ENCODER_METHODS)
-def test_pipeline(train, tmp_path, method):
-    expected = train(method=method).model.predict(TEXTS, top_k=3)
     tag = pipeline("extreme-text-classification", model=str(tmp_path))
     for batch_size in (1, 5):
-        found = tag(TEXTS, top_k=3, batch_size=batch_size)
-        for row, pairs in zip(found, expected, strict=True):
-            assert [entry["label"] for entry in row] == [label for label, _ in pairs]
-            assert [entry["score"] for entry in row] == pytest.approx([score for _, score in pairs], abs=1e-5)
+        for row, expected in zip(tag(TEXTS, top_k=3, batch_size=batch_size), loaded.predict(TEXTS, top_k=3)):
+            assert [entry["label"] for entry in row] == [label for label, _ in expected]
+            assert [entry["score"] for entry in row] == pytest.approx([score for _, score in expected], abs=1e-5)
     assert len(tag("", top_k=3)) == 3
 
 
-def test_commands(encoder_model_folder, tmp_path):
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    output = tmp_path / "labels.jsonl"
-    arguments = [str(encoder_model_folder), str(tmp_path / "texts.txt"), "--output", str(output), "--top-k", "3"]
-    assert main(["predict", *arguments]) == 0
-    found = [json.loads(line)["labels"] for line in output.read_text().splitlines()]
-    expected = XMCForTextClassification.from_pretrained(encoder_model_folder).predict(TEXTS, top_k=3)
-    assert [[entry["label"] for entry in row] for row in found] == [[label for label, _ in row] for row in expected]
-
-
-def test_the_command_that_trains(tiny_encoder, tmp_path, few):
+def test_the_train_command(tiny_encoder, tmp_path, few):
     few.to_parquet(tmp_path / "train.parquet")
     options = vars(encoder_arguments(tmp_path / "unused"))
     names = ["method", "tree_clustering", "tree_branching", "tree_max_leaf_size", "tree_max_depth", "use_cpu"]
@@ -112,50 +91,40 @@ def test_the_command_that_trains(tiny_encoder, tmp_path, few):
     (tmp_path / "recipe.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in recipe.items()))
     assert main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
     saved = json.loads((tmp_path / "model" / "training_args.json").read_text())
-    assert (saved["level_steps"], saved["level_negatives"]) == ([1, 0, 2], "tfn")
+    assert saved["level_steps"] == [1, 0, 2] and saved["level_negatives"] == "tfn"
     assert XMCForTextClassification.from_pretrained(tmp_path / "model").config.head_ranking == "path"
 
 
 def test_logs(train):
-    trainer = train(level_steps=[3, 2, 4], logging_steps=1, warmup_steps=0.0)
+    trainer = train(level_steps=[3, 2, 4], logging_steps=1)
     history = trainer.state.log_history
     steps = [entry for entry in history if "loss" in entry]
     assert [entry["level"] for entry in steps] == [1] * 3 + [2] * 2 + [3] * 4
     assert [entry["step"] for entry in steps] == list(range(1, 10))
-    assert all(np.isfinite(entry["loss"]) and entry["loss"] > 0 for entry in steps)
-    assert all(entry["documents_per_second"] > 0 for entry in steps)
-    # One step rises to the highest rate, from which the others fall to 0.
-    rates = [1e-3 * min(1.0, (n - i) / max(1, n - 1)) for n in (3, 2, 4) for i in range(n)]
-    assert [entry["learning_rate"] for entry in steps] == pytest.approx(rates)
-    assert [entry["head_learning_rate"] for entry in steps] == pytest.approx([10 * rate for rate in rates])
+    assert all(entry["loss"] > 0 and entry["documents_per_second"] > 0 for entry in steps)
+    rates = np.array([entry["learning_rate"] for entry in steps])
+    np.testing.assert_allclose([entry["head_learning_rate"] for entry in steps], 10 * rates)
+    assert rates.max() == pytest.approx(1e-3) and (np.diff(rates)[[6, 7]] < 0).all()
     stages = {name.removesuffix("_seconds") for entry in history for name in entry if name.endswith("_seconds")}
     assert {"labels", "features", "tree", "tokens", "embed", "ranker", "save"} < stages
     assert {f"level {level} {stage}" for level in (1, 2, 3) for stage in ("shortlist", "bootstrap")} < stages
 
 
 def test_gradient_accumulation_is_a_larger_batch(train, tiny_encoder, tmp_path):
-    encoder = tmp_path / "encoder"
-    shutil.copytree(tiny_encoder, encoder)
+    encoder = shutil.copytree(tiny_encoder, tmp_path / "encoder")
     config = json.loads((encoder / "config.json").read_text())
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (encoder / "config.json").write_text(json.dumps(config | no_dropout))
+    options = {"train_sampling_strategy": "sequential", "level_dropout": 0.0, "predict_with": "heads"}
     found = []
     for size, accumulated in ((16, 1), (4, 4)):
-        trainer = train(
-            folder=tmp_path / str(size),
-            model=encoder,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=accumulated,
-            train_sampling_strategy="sequential",
-            level_dropout=0.0,
-            save_strategy="no",
-            predict_with="heads",
-        )
+        options |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+        trainer = train(folder=tmp_path / str(size), model=encoder, save_strategy="no", **options)
         assert trainer.state.global_step == 12
         found.append(tensors_of(tmp_path / str(size)))
     start = load_file(encoder / "model.safetensors")
     for name, expected in found[0].items():
-        # Rounding may turn the sign of a tiny gradient, and with it a step of Adam: single numbers may differ.
+        # Rounding may change the sign of a tiny gradient, and with it a step of Adam: single numbers may differ.
         moved = expected - start.get(name.removeprefix("encoder."), torch.zeros(()))
         assert (found[1][name] - expected).norm() <= 0.02 * moved.norm() + 1e-4, name
     assert not torch.equal(found[0]["encoder.embeddings.LayerNorm.bias"], start["embeddings.LayerNorm.bias"])
@@ -165,73 +134,50 @@ def test_gradient_accumulation_is_a_larger_batch(train, tiny_encoder, tmp_path):
 
 
 def test_a_frozen_encoder(train, tiny_encoder, tmp_path):
-    trainer = train(level_epochs=[0], level_steps=None, eval_dataset=make_documents(50, seed=2))
-    assert trainer.state.global_step == 0
+    trainer = train(level_epochs=[0], level_steps=None, eval_dataset=EVALUATION)
+    assert trainer.state.global_step == 0 and not list(tmp_path.glob("checkpoint-*"))
     start = XMCForTextClassification.from_encoder(tiny_encoder, max_length=16).encoder.state_dict()
     assert all(torch.equal(tensor, start[name]) for name, tensor in trainer.model.encoder.state_dict().items())
-    for kind in PREDICT_WITH:
-        assert XMCForTextClassification.from_pretrained(tmp_path).predict(
-            TEXTS, predict_with=kind
-        ) == trainer.model.predict(TEXTS, predict_with=kind)
+    assert_predicts_as_saved(trainer, tmp_path)
     assert trainer.evaluate()["eval_P@1"] > 0.5
-    assert not list(tmp_path.glob("checkpoint-*"))
 
 
-@pytest.mark.parametrize("steps", [[0, 0, 3], [3, 0, 2], [2, 2, 0], [0, 3, 0]], ids=str)
+@pytest.mark.parametrize("steps", [[3, 0, 2], [0, 3, 0]], ids=str)
 def test_levels_without_steps(train, steps, tmp_path):
     trainer = train(level_steps=steps, logging_steps=1)
     assert levels_of_steps(trainer) == [level for level, number in enumerate(steps, start=1) for _ in range(number)]
     assert trainer.model.config.trained_levels == 3
     assert all(head.weight.any() for head in trainer.model.heads)
-    assert XMCForTextClassification.from_pretrained(tmp_path).predict(TEXTS) == trainer.model.predict(TEXTS)
+    assert_predicts_as_saved(trainer, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "options, levels, sizes",
+    "options, levels",
     [
-        ({"level_indices": [1, 3]}, [1, 3], [4, 60]),
-        ({"level_indices": None, "level_negatives": None}, [3], [60]),  # what is chosen where nothing is said
+        ({"level_indices": [1, 3]}, [1, 3]),
+        ({"level_indices": None, "level_negatives": None}, [3]),
+        ({"level_indices": [1, 2]}, [1, 2]),
     ],
     ids=str,
 )
-def test_some_levels_only(train, tmp_path, options, levels, sizes):
-    trainer = train(level_steps=[2], **options)
-    loaded = XMCForTextClassification.from_pretrained(tmp_path)
-    assert loaded.config.head_levels == levels and [len(head.bias) for head in loaded.heads] == sizes
-    assert loaded.predict(TEXTS, predict_with="heads") == trainer.model.predict(TEXTS, predict_with="heads")
+def test_some_levels_only(train, tmp_path, options, levels):
+    trainer = train(level_steps=[2], eval_dataset=EVALUATION, **options)
+    loaded = assert_predicts_as_saved(trainer, tmp_path, PREDICT_WITH if 3 in levels else ["ranker"])
+    assert loaded.config.head_levels == levels
+    assert [len(head.bias) for head in loaded.heads] == [(4, 16, 60)[level - 1] for level in levels]
+    if 3 not in levels:
+        assert loaded.config.predict_with == "ranker"
+        with pytest.raises(ValueError, match="head"):
+            loaded.predict(TEXTS, predict_with="heads")
 
 
-def test_levels_above_the_labels_leave_prediction_to_the_ranker(train, tmp_path):
-    trainer = train(level_steps=[2], level_indices=[1, 2], eval_dataset=make_documents(20, seed=2))
-    assert trainer.model.config.predict_with == "ranker" and trainer.model.config.head_levels == [1, 2]
-    assert XMCForTextClassification.from_pretrained(tmp_path).predict(TEXTS) == trainer.model.predict(TEXTS)
-    with pytest.raises(ValueError, match="no trained head for its labels"):
-        trainer.model.predict(TEXTS, predict_with="heads")
-
-
-@pytest.mark.parametrize(
-    "eval_steps, ends",
-    [
-        (2, [4, 8, 12]),  # within each level the second evaluation is no better
-        (3, [6, 12, 18]),  # it comes with the last step of each level
-    ],
-)
-def test_early_stopping_ends_the_level_and_goes_on(train, eval_steps, ends):
-    # Nothing moves, and so nothing gets better.
-    trainer = train(
-        level_steps=[6],
-        level_learning_rate=[0.0],
-        level_head_learning_rate=[0.0],
-        eval_strategy="steps",
-        eval_steps=eval_steps,
-        metric_for_best_model="nDCG@5",
-        logging_steps=1,
-        save_strategy="no",
-        eval_dataset=make_documents(30, seed=2),
-        callbacks=[EarlyStoppingCallback(1)],
-    )
-    expected = [level for level, end in enumerate(ends, start=1) for _ in range(end - ([0, *ends])[level - 1])]
-    assert levels_of_steps(trainer) == expected
+# Within each level the second evaluation is not better; or it comes with the last step of each level.
+@pytest.mark.parametrize("eval_steps, ends", [(2, [4, 8, 12]), (3, [6, 12, 18])])
+def test_early_stopping_ends_the_level(train, eval_steps, ends):
+    options = {"level_learning_rate": [0.0], "level_head_learning_rate": [0.0], "metric_for_best_model": "nDCG@5"}
+    options |= {"eval_strategy": "steps", "eval_steps": eval_steps, "logging_steps": 1, "save_strategy": "no"}
+    trainer = train(level_steps=[6], eval_dataset=EVALUATION, callbacks=[EarlyStoppingCallback(1)], **options)
+    assert levels_of_steps(trainer) == [level for level in (1, 2, 3) for _ in range(ends[0])]
     assert trainer.state.global_step == ends[-1]
     assert trainer.model.config.trained_levels == 3 and trainer.model.ranker is not None
 
@@ -247,19 +193,170 @@ def test_the_best_model_of_the_last_level_is_kept(train, tmp_path, monkeypatch, 
         if name.startswith(("encoder.", "heads.0")):
             assert torch.equal(kept[name], final[name])
     assert not torch.equal(last["encoder.embeddings.LayerNorm.bias"], final["encoder.embeddings.LayerNorm.bias"])
-    # What the trainer holds is what it saved.
     assert all(torch.equal(final[name], tensor) for name, tensor in trainer.model.state_dict().items())
 
 
-def test_evaluation_between_the_steps_measures_the_level_at_work(train):
-    trainer = train(
-        level_steps=[2],
-        eval_strategy="steps",
-        eval_steps=2,
-        eval_dataset=make_documents(40, seed=2),
-        save_strategy="no",
-    )
-    measured = [entry for entry in trainer.state.log_history if "eval_P@1" in entry]
+def test_evaluation_between_steps_measures_the_current_level(train):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
+    trainer = train(level_steps=[2], eval_dataset={"a": make_documents(40, seed=2), "b": EVALUATION}, **options)
+    measured = [entry for entry in trainer.state.log_history if "eval_a_P@1" in entry]
     assert [entry["step"] for entry in measured] == [2, 4, 6, 6]
     # Four nodes are easier to tell apart than sixty labels.
-    assert measured[0]["eval_R@5"] == 1 and measured[2]["eval_R@5"] < 1
+    assert measured[0]["eval_a_R@5"] == 1 and measured[2]["eval_a_R@5"] < 1
+    names = {name for entry in trainer.state.log_history for name in entry}
+    assert {"eval_b_P@1", "heads_weight"} < names
+
+
+# ---- Ranker and heads ----
+
+
+def test_refined_tree(train, tmp_path):
+    trainer = train(refine_tree=True)
+    loaded = assert_predicts_as_saved(trainer, tmp_path)
+    assert loaded.ranker.tree == trainer.model.ranker.tree != loaded.label_tree == trainer.model.label_tree
+    assert trainer.evaluate(EVALUATION)["eval_P@1"] > 0.5
+
+
+def test_heads_alone(train, tmp_path):
+    trainer = train(predict_with="heads", callbacks=[KillAfter("ranker")])
+    assert trainer.model.ranker is None and not (tmp_path / "ranker.safetensors").exists()
+    loaded = assert_predicts_as_saved(trainer, tmp_path, ["heads"])
+    assert loaded.config.predict_with == "heads"
+    with pytest.raises(ValueError, match="ranker"):
+        loaded.predict(TEXTS, predict_with="ranker")
+    assert trainer.evaluate(make_documents(50, seed=2))["eval_P@1"] > 0.1
+
+
+def test_the_weight_of_the_heads_is_the_best_on_the_evaluation_set(train):
+    evaluation = make_documents(60, seed=2)
+    # With so few terms TF-IDF alone cannot tell the labels apart.
+    trainer = train(level_steps=[10], tfidf_max_features=12, eval_dataset=evaluation)
+    chosen = trainer.model.config.heads_weight
+    results = {}
+    for percent in range(0, 101, 5):
+        trainer.model.config.heads_weight = percent / 100
+        results[percent / 100] = trainer.evaluate(evaluation)["eval_nDCG@5"]
+    best = max(results.values())
+    assert chosen == min(weight for weight, value in results.items() if value == best)
+    assert best > results[0.0] and len(set(results.values())) > 5
+    (logged,) = (entry for entry in trainer.state.log_history if "heads_weight" in entry)
+    assert logged["heads_weight"] == chosen and logged["eval_nDCG@5"] == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    "options, weight",
+    [({}, 0.2), ({"heads_weight": 0.7}, 0.7), ({"heads_weight": 0.0, "eval_dataset": EVALUATION}, 0.0)],
+    ids=["no evaluation set", "0.7", "0"],
+)
+def test_the_weight_of_the_heads(train, tmp_path, options, weight):
+    train(level_steps=[1], **options)
+    config = XMCForTextClassification.from_pretrained(tmp_path).config
+    assert (config.heads_weight, config.predict_with) == (weight, "both" if weight else "ranker")
+
+
+@pytest.mark.parametrize("head_ranking", ["leaf", "path"])
+def test_the_score_of_both_is_the_weighted_mean(encoder_model_folder, head_ranking):
+    model = XMCForTextClassification.from_pretrained(encoder_model_folder)
+    model.config.beam_size, model.config.heads_weight, model.config.head_ranking = 0, 0.3, head_ranking
+    ranked, own, both = (
+        [dict(row) for row in model.predict(TEXTS, top_k=60, predict_with=kind)] for kind in PREDICT_WITH
+    )
+    for document in range(len(TEXTS)):
+        assert len(both[document]) == 60
+        for label, score in both[document].items():
+            assert score == pytest.approx(0.7 * ranked[document][label] + 0.3 * own[document][label], abs=1e-5)
+
+
+def test_embedding_scale_and_cache(train, tmp_path, monkeypatch):
+    calls, embed = [], XMCForTextClassification.embed
+    monkeypatch.setattr(
+        XMCForTextClassification, "embed", lambda self, *rest: calls.append(len(rest[0])) or embed(self, *rest)
+    )
+    for run in ("first", "second"):
+        options = {"embedding_scale": 3.0, "embedding_cache": str(tmp_path / "cache")}
+        trainer = train(folder=tmp_path / run, level_steps=[2], **options)
+    # Before each level and for the ranker; the second run finds all. Single documents are timed for the model card.
+    assert [count for count in calls if count > 1] == [160] * 4
+    assert_same_model(tmp_path / "first", tmp_path / "second")
+    features = trainer.model.featurize(TEXTS)
+    assert np.allclose(np.linalg.norm(trainer.model.ranker_features(features).dense, axis=1), 3, atol=1e-4)
+
+
+# ---- Data ----
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_very_few_labels(train, count):
+    words = [f"topic{label:02d}" for label in range(count)]
+    rows = [[words[i % count]] for i in range(40)]
+    data = Dataset.from_dict({"text": [" ".join([*row, "word1"]) for row in rows], "labels": rows})
+    trainer = train(data=data, level_indices=None, level_steps=[2], eval_dataset=data, tfidf_min_df=1)
+    assert trainer.evaluate()["eval_P@1"] == 1
+    for kind in PREDICT_WITH:
+        assert {label for label, _ in trainer.model.predict(["topic00"], predict_with=kind)[0]} == set(words)
+
+
+def test_documents_without_labels_or_text(train):
+    rows = make_documents(60, seed=4)
+    rows = Dataset.from_dict({"text": [*rows["text"], "", "word1"], "labels": [*rows["labels"], ["label 03"], []]})
+    trainer = train(data=rows, level_steps=[8], level_cost_sensitive=True)
+    assert len(trainer.model.predict(["", "topic07"])[0]) == 10
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_given_tree(train, tiny_encoder, fits):
+    tree = LabelTree.from_parents([[0, 0], np.arange(60 if fits else 7) % 2])
+    model = XMCForTextClassification.from_encoder(tiny_encoder, label_tree=tree, max_length=16)
+    if fits:
+        assert train(model=model, level_indices=[1, 2], level_steps=[2]).model.label_tree is tree
+    else:
+        with pytest.raises(ValueError, match="7 labels"):
+            train(model=model)
+
+
+# ---- Errors ----
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        ({"level_indices": [1, 2], "predict_with": "heads"}, "predict_with"),
+        ({"level_steps": [1, 2]}, "level_steps"),
+        ({"encoder_max_length": 100}, "max_length"),
+        ({"optim": "adafactor"}, "optim"),
+        ({"model": None}, "encoder"),
+    ],
+    ids=str,
+)
+def test_errors_before_training(train, options, name):
+    with pytest.raises(ValueError, match=name):
+        train(**options)
+
+
+def test_vectors_beside_an_encoder(train, few):
+    # Only texts can be embedded at prediction.
+    both = make_vectors(160).remove_columns("labels")
+    both = both.add_column("text", few["text"][:]).add_column("labels", few["labels"][:])
+    with pytest.raises(ValueError, match="features"):
+        train(data=both, features="vectors", level_steps=[1])
+    assert train(data=both, level_steps=[1]).model.tfidf is not None
+
+
+def test_a_missing_encoder(train, encoder_model_folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("nowhere", "empty"):
+        with pytest.raises(OSError, match=name):
+            train(model=tmp_path / name, folder=tmp_path / "model")
+    with pytest.raises(OSError, match=encoder_model_folder.name):
+        XMCForTextClassification.from_encoder(encoder_model_folder)
+
+
+def test_a_loss_that_is_not_finite(train):
+    class Break(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 5:
+                with torch.no_grad():
+                    model.head(2).bias.fill_(float("nan"))
+
+    with pytest.raises(FloatingPointError, match=r"step 5 \(level 2/3\)"):
+        train(level_steps=[4], callbacks=[Break()])

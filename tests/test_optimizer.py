@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.training.optimizer: AdamW, and the same for single rows of a parameter."""
+"""Tests of hf_xmc.training.optimizer (AdamW for single rows of a parameter) and hf_xmc.training.averaging."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from hf_xmc.training.averaging import AVERAGE_FILE, WeightAverage
 from hf_xmc.training.optimizer import RowAdamW
 
 ROWS, COLUMNS = 5, 3
@@ -90,7 +91,7 @@ def test_groups_have_their_own_options_and_no_gradient_means_no_step():
     assert torch.equal(slow, start) and torch.equal(idle, start) and not optimizer.state[idle]
 
 
-def test_a_state_that_was_saved_goes_on_as_before():
+def test_a_saved_state_continues_bit_for_bit():
     touched = [[0, 2], [2, 4], [1, 2], [0, 3], [2, 1], [4]]
     parameters = [make_parameter(), make_parameter()]
     ours, plain = parameters
@@ -109,7 +110,7 @@ def test_a_state_that_was_saved_goes_on_as_before():
     assert torch.equal(ours, other) and torch.equal(plain, other_plain)
 
 
-def test_a_parameter_of_low_precision_does_not_lose_count():
+def test_steps_are_counted_exactly_in_low_precision():
     # 256 + 1 is 256 in bfloat16.
     parameter = torch.nn.Parameter(torch.zeros(2, 1, dtype=torch.bfloat16))
     optimizer = RowAdamW([parameter])
@@ -121,3 +122,56 @@ def test_a_parameter_of_low_precision_does_not_lose_count():
         parameter.grad = as_sparse(torch.ones(2, 1, dtype=torch.bfloat16), [0])
         optimizer.step()
     assert row_steps(optimizer, parameter) == [300, 0]
+
+
+# ---- Weight averaging ----
+
+STATES = [torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+
+
+def walk(average, states, first=1):
+    """Adds states of a model, which has a parameter that is not trained, after the steps from `first` on."""
+    model = torch.nn.Linear(3, 2)
+    model.fixed = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    for step, state in enumerate(states, start=first):
+        with torch.no_grad():
+            model.weight.copy_(state)
+            model.bias.copy_(state[:, 0])
+        average.add(model, step)
+    return model
+
+
+def test_mean_of_the_states():
+    average = WeightAverage()
+    assert not average.apply(torch.nn.Linear(3, 2))
+    model = walk(average, STATES)
+    average.add(model, 5)  # the end of an epoch adds no step twice
+    assert average.count == 5 and set(average.mean) == {"weight", "bias"}
+    expected = torch.stack(STATES).mean(dim=0)
+    with pytest.raises(RuntimeError), average.in_place(model):
+        torch.testing.assert_close(model.weight.detach(), expected)
+        raise RuntimeError
+    assert torch.equal(model.weight, STATES[-1])
+    assert average.apply(model) and average.count == 0
+    torch.testing.assert_close(model.weight.detach(), expected)
+    assert not average.apply(model)
+
+
+def test_a_saved_mean_continues_bit_for_bit(tmp_path):
+    whole, first, second = WeightAverage(), WeightAverage(), WeightAverage()
+    walk(whole, STATES)
+    walk(first, STATES[:3])
+    first.save(str(tmp_path))
+    second.load(str(tmp_path), torch.device("cpu"))
+    assert (second.count, second.last_step) == (3, 3)
+    walk(second, STATES[3:], first=4)
+    assert all(torch.equal(second.mean[name], whole.mean[name]) for name in ("weight", "bias"))
+
+
+def test_a_checkpoint_without_a_mean(tmp_path):
+    average = WeightAverage()
+    walk(average, STATES[:2])
+    WeightAverage().save(str(tmp_path))
+    assert not (tmp_path / AVERAGE_FILE).exists()
+    average.load(str(tmp_path), torch.device("cpu"))
+    assert average.count == 0 and not average.mean

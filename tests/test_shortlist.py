@@ -1,4 +1,4 @@
-"""Which documents train which node: equations (7) and (8), and that every level is optimal (9) on exactly those."""
+"""Tests of hf_xmc.training.shortlist: documents of each node (XR-Transformer, eq. 7 to 9)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import oracles
 import pytest
+from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import as_rows, as_weights, best_objective, cost_sensitive_weights, random_problem, uneven_tree
+from small_problems import as_rows, as_weights, assert_optimal, cost_sensitive_weights, random_problem, uneven_tree
 
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.parallel.runtime import Runtime
@@ -40,9 +41,11 @@ def oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss):
     return oracles.shortlist(predicted, true, CHAIN[level - 1])
 
 
-@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
-@pytest.mark.parametrize(("negatives", "beam_size"), [("tfn", 1), ("man", 1), ("man", 2), ("both", 2), ("both", 100)])
-def test_shortlist_equations_7_and_8(loss, negatives, beam_size):
+@pytest.mark.parametrize(
+    "loss, negatives, beam_size", pairs(["squared_hinge", "logistic"], ["tfn", "man", "both"], [1, 2, 100])
+)
+def test_documents_of_each_node(loss, negatives, beam_size):
+    """Eq. 7 and 8."""
     features, targets = random_problem(seed=1)
     truth, rows = targets.toarray(), as_rows(features)
     ranker = train_ranker(features, targets, TREE, RankerArguments(loss=loss))
@@ -61,8 +64,8 @@ def test_shortlist_equations_7_and_8(loss, negatives, beam_size):
                 assert documents.tolist() == np.flatnonzero(expected[:, child]).tolist()
 
 
-def test_a_search_that_passes_three_levels_keeps_a_third_of_its_nodes_on_the_way(monkeypatch):
-    monkeypatch.setattr(shortlist, "_LEAST_ON_THE_WAY", 1)
+def test_a_search_through_three_levels_keeps_a_third_of_its_nodes_on_the_way(monkeypatch):
+    monkeypatch.setattr(shortlist, "LEAST_ON_THE_WAY", 1)
     features, targets = random_problem(seed=6)
     tree = LabelTree.from_parents([np.arange(size) * above // size for above, size in pairwise((1, 4, 7, 10, 14, 28))])
     ranker = train_ranker(features, targets, tree, RankerArguments())
@@ -77,20 +80,23 @@ def test_a_search_that_passes_three_levels_keeps_a_third_of_its_nodes_on_the_way
     assert not np.array_equal(kept[2], kept[6])
 
 
-@pytest.mark.parametrize("negatives", ["tfn", "man", "both"])
+@pytest.mark.parametrize("negatives", ["man", "both"])
 def test_threads_do_not_matter(negatives):
     features, targets = random_problem(seed=2, documents=300)
     ranker = train_ranker(features, targets, TREE, RankerArguments())
     nodes = TREE.targets(targets)[1]
     one, two = (
-        level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, runtime=Runtime(threads)) for threads in (1, 2)
+        level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, runtime=Runtime(num_threads=threads))
+        for threads in (1, 2)
     )
     assert np.array_equal(one.indptr, two.indptr) and np.array_equal(one.rows, two.rows)
 
 
-@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
-@pytest.mark.parametrize(("negatives", "beam_size"), [("tfn", 1), ("man", 2), ("both", 1)])
-def test_every_level_is_optimal_on_its_shortlist_equation_9(loss, negatives, beam_size):
+@pytest.mark.parametrize(
+    "loss, negatives, beam_size", [("squared_hinge", "tfn", 1), ("logistic", "man", 2), ("squared_hinge", "both", 1)]
+)
+def test_every_level_is_optimal_on_its_shortlist(loss, negatives, beam_size):
+    """Eq. 9."""
     features, targets = random_problem(seed=3, sparse=12, dense=2)
     truth, rows = targets.toarray(), as_rows(features)
     arguments = RankerArguments(
@@ -100,19 +106,12 @@ def test_every_level_is_optimal_on_its_shortlist_equation_9(loss, negatives, bea
     weights = as_weights(train_ranker(features, targets, TREE, arguments))
     counts = oracles.true_label_counts(truth, CHAIN, TREE.leaf_labels.tolist())
     for level in range(1, TREE.depth + 1):
-        # Only the labels themselves learn from the model's own mistakes; the levels above from true nodes.
+        # The levels above the labels are always trained on the true nodes.
         kind = negatives if level == TREE.depth else "tfn"
         chosen = oracle_shortlist(level, kind, beam_size, truth, rows, weights, loss)
         loss_weights = cost_sensitive_weights(counts[level - 1], 2.0, 0.5)
-        nodes = counts[level - 1] > 0
-        learnt = weights[level - 1].copy()
-        learnt[:, -1] -= arguments.bias_prior
-        ours = oracles.level_objective(learnt, rows, nodes, chosen, loss_weights, loss, arguments.bias_prior)
-        best = sum(
-            best_objective(rows, nodes[:, n], chosen[:, n], loss_weights[:, n], loss, arguments.bias_prior)
-            for n in range(nodes.shape[1])
-        )
-        assert best * (1 - 1e-6) <= ours <= best * (1 + 1e-3)
+        truth_of_level = counts[level - 1]
+        assert_optimal(weights[level - 1], rows, truth_of_level, chosen, loss_weights, loss, arguments.bias_prior)
 
 
 def test_a_node_without_documents_rejects_everything():
@@ -129,13 +128,3 @@ def test_a_node_without_documents_rejects_everything():
     scores, labels = ranker.predict(features, top_k=28, beam_size=0)
     assert (scores[(labels == 2) | (labels == 3)] == 0).all()
     assert np.isfinite(scores).all() and (np.sort(labels, axis=1) == np.arange(28)).all()
-
-
-def test_matcher_aware_negatives_may_leave_a_node_without_documents():
-    features, targets = random_problem(seed=5)
-    tree = LabelTree.from_parents([np.zeros(14, dtype=int), np.arange(28) // 2])
-    arguments = RankerArguments(negatives="man", train_beam_size=1)
-    ranker = train_ranker(features[:8], targets[:8], tree, arguments)
-    found = level_shortlist(features[:8], tree.targets(targets[:8])[0], 14, "man", 1, ranker, 2)
-    assert (np.diff(found.indptr) == 0).any() and len(found.rows) == 8
-    assert np.isfinite(ranker.predict(features, beam_size=0)[0]).all()

@@ -1,15 +1,23 @@
-"""The solver: its optimum against scikit-learn, against the oracle's objective minimised by scipy, and its pieces."""
+"""Tests of hf_xmc.training.solver: its optimum against scikit-learn and scipy, and its parts."""
 
 from __future__ import annotations
 
 import numpy as np
 import oracles
 import pytest
-from scipy.optimize import minimize
+from conftest import pairs
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
-from small_problems import as_rows, as_weights, cost_sensitive_weights, random_problem, same_weights, uneven_tree
+from small_problems import (
+    as_rows,
+    as_weights,
+    assert_optimal,
+    cost_sensitive_weights,
+    random_problem,
+    same_weights,
+    uneven_tree,
+)
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
@@ -19,7 +27,7 @@ from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows, gather_documents
 
-# To the optimum: no pruning, no rounding, no start from a prior.
+# The optimum: no pruning, no rounding, no prior.
 EXACT = {
     "C": 1.0, "negative_cost": None, "cost_sensitive": False, "bias_prior": 0.0, "prune_threshold": 0.0,
     "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000,
@@ -47,23 +55,9 @@ def objectives(weights, rows, truth, loss, positive_cost=1.0, negative_cost=1.0,
     )  # fmt: skip
 
 
-def minimum(rows, targets, chosen, loss_weights, loss, prior=0.0):
-    """The least value of the oracle's objective that scipy finds for one node."""
-    result = minimize(
-        oracles.node_objective, np.zeros(rows.shape[1]), args=(rows, targets, chosen, loss_weights, loss, prior),
-        method="BFGS", options={"gtol": 1e-3},
-    )  # fmt: skip
-    return result.fun
-
-
-def small_problem(seed=0):
-    """Few enough features for a minimisation without gradients."""
-    return random_problem(seed=seed, documents=30, sparse=5, dense=2, labels=6)
-
-
-def sklearn_weights(loss, rows, truth, cost, class_weight=None, dual=True):
+def sklearn_weights(loss, rows, truth, cost, dual=True):
     """One scikit-learn classifier per label; its intercept is a feature with the value 1, as it is here."""
-    options = {"C": cost, "class_weight": class_weight, "dual": dual, "tol": 1e-8, "max_iter": 200_000}
+    options = {"C": cost, "dual": dual, "tol": 1e-8, "max_iter": 200_000}
     weights = []
     for label in range(truth.shape[1]):
         if loss == "squared_hinge":
@@ -75,55 +69,36 @@ def sklearn_weights(loss, rows, truth, cost, class_weight=None, dual=True):
     return np.array(weights)
 
 
-@pytest.mark.parametrize("cost", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize(("loss", "dual"), [("squared_hinge", True), ("logistic", True), ("logistic", False)])
-def test_optimum_of_scikit_learn(loss, dual, cost):
+@pytest.mark.parametrize("loss, cost", pairs(LOSSES, [0.1, 10.0]))
+def test_optimum_of_scikit_learn(loss, cost):
     features, targets = random_problem(seed=1, labels=20)
     targets = targets[:, :19]  # scikit-learn needs both classes
     truth, rows = targets.toarray(), as_rows(features)
     ours = objectives(trained_weights(features, targets, loss=loss, C=cost), rows, truth, loss, cost, cost)
-    weights = sklearn_weights(loss, rows, truth, cost, dual=dual)
+    weights = sklearn_weights(loss, rows, truth, cost)
     np.testing.assert_allclose(ours, objectives(weights, rows, truth, loss, cost, cost), rtol=1e-3)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_optimum_with_unequal_costs(loss):
-    features, targets = random_problem(seed=2, labels=9)
-    targets = targets[:, :8]
-    truth, rows = targets.toarray(), as_rows(features)
-    weights = trained_weights(features, targets, loss=loss, C=3.0, negative_cost=0.5)
-    ours = objectives(weights, rows, truth, loss, 3.0, 0.5)
-    theirs = sklearn_weights(loss, rows, truth, 1.0, class_weight={1: 3.0, 0: 0.5})
-    np.testing.assert_allclose(ours, objectives(theirs, rows, truth, loss, 3.0, 0.5), rtol=1e-3)
+COSTS = [(1.0, None, False, 0.0), (2.0, 0.25, False, 0.0), (1.0, 0.5, True, 0.0), (1.0, None, False, -1.0)]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(
-    ("cost", "negative_cost", "cost_sensitive", "prior"),
-    [(1.0, None, False, 0.0), (2.0, 0.25, False, 0.0), (1.0, 0.5, True, 0.0), (1.0, None, False, -1.0)],
-)
-def test_optimum_of_equation_9(loss, cost, negative_cost, cost_sensitive, prior):
-    features, targets = small_problem(seed=3)
+@pytest.mark.parametrize("cost, negative_cost, cost_sensitive, prior", COSTS)
+def test_optimum_of_the_objective(loss, cost, negative_cost, cost_sensitive, prior):
+    """XR-Transformer, eq. 9."""
+    features, targets = random_problem(seed=3, documents=30, sparse=5, dense=2, labels=6)
     truth, rows = targets.toarray(), as_rows(features)
     negative = negative_cost or cost
     loss_weights = np.where(truth > 0, cost, negative)
     if cost_sensitive:
         loss_weights = cost_sensitive_weights(truth, cost, negative)
         assert len(np.unique(loss_weights)) > 2
-    weights = trained_weights(
-        features, targets, loss=loss, C=cost, negative_cost=negative_cost, cost_sensitive=cost_sensitive,
-        bias_prior=prior,
-    )  # fmt: skip
-    weights[:, -1] -= prior  # the stored bias includes it
-    chosen = np.ones_like(truth)
-    ours = oracles.level_objective(weights, rows, truth, chosen, loss_weights, loss, prior)
-    columns = [(truth[:, label], chosen[:, label], loss_weights[:, label]) for label in range(truth.shape[1])]
-    best = sum(minimum(rows, *column, loss, prior) for column in columns)
-    assert best * (1 - 1e-6) <= ours <= best * (1 + 1e-3)
+    options = {"C": cost, "negative_cost": negative_cost, "cost_sensitive": cost_sensitive, "bias_prior": prior}
+    weights = trained_weights(features, targets, loss=loss, **options)
+    assert_optimal(weights, rows, truth, np.ones_like(truth), loss_weights, loss, prior)
 
 
-@pytest.mark.parametrize("cost", [1.0, 10.0])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss, cost", [("squared_hinge", 1.0), ("logistic", 10.0)])
 def test_optimum_on_long_documents(loss, cost):
     rng = np.random.default_rng(4)
     rows = rng.normal(size=(60, 4)) * 8
@@ -139,14 +114,9 @@ def test_optimum_on_long_documents(loss, cost):
 def test_sparse_dense_and_both_are_one_problem(loss):
     features, targets = random_problem(seed=5, sparse=12, dense=4)
     rows = as_rows(features)[:, :-1].astype(np.float32)
-    parts = {
-        "sparse": Features(csr_matrix(rows)),
-        "dense": Features(None, rows),
-        "both": features,
-    }
-    found = {name: trained_weights(part, targets, loss=loss) for name, part in parts.items()}
-    for name in ("sparse", "dense"):
-        np.testing.assert_allclose(found[name], found["both"], atol=2e-4)
+    expected = trained_weights(features, targets, loss=loss)
+    for part in (Features(csr_matrix(rows)), Features(None, rows)):
+        np.testing.assert_allclose(trained_weights(part, targets, loss=loss), expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -175,21 +145,21 @@ def test_stored_zeros_change_nothing():
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_threads_seeds_and_repeats(loss):
+def test_threads_and_seeds(loss):
     features, targets = random_problem(seed=8, documents=200, labels=60)
-    tree = LabelTree.flat(60)
-    arguments = RankerArguments(loss=loss, max_passes=3)
-    one = train_ranker(features, targets, tree, arguments, runtime=Runtime(1))
-    assert same_weights(one, train_ranker(features, targets, tree, arguments, runtime=Runtime(1)))
-    assert same_weights(one, train_ranker(features, targets, tree, arguments, runtime=Runtime(2)))
-    assert same_weights(one, train_ranker(features, targets, tree, arguments))
-    other = RankerArguments(loss=loss, max_passes=3, ranker_seed=1)
-    assert not same_weights(one, train_ranker(features, targets, tree, other))
+
+    def train(threads=None, **options):
+        arguments = RankerArguments(loss=loss, max_passes=3, **options)
+        return train_ranker(features, targets, LabelTree.flat(60), arguments, Runtime(num_threads=threads))
+
+    one = train(1)
+    assert same_weights(one, train(1)) and same_weights(one, train(2)) and same_weights(one, train())
+    assert not same_weights(one, train(ranker_seed=1))
 
 
-@pytest.mark.parametrize("loss", [SQUARED_HINGE, LOGISTIC])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_block_diagonal_holds_the_costs_of_equation_6(loss, weighted):
+@pytest.mark.parametrize("loss, weighted", pairs([SQUARED_HINGE, LOGISTIC], [False, True]))
+def test_block_diagonal_holds_the_costs(loss, weighted):
+    """XR-Transformer, eq. 6."""
     counts = np.array([[2, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 2], [0, 3, 0, 0]], dtype=np.float32)
     level = csr_matrix(counts)
     documents = np.array([0, 2, 3])
@@ -204,7 +174,7 @@ def test_block_diagonal_holds_the_costs_of_equation_6(loss, weighted):
             assert diagonal[row, lane] == pytest.approx(value if true else -value)
 
 
-def test_collect_rows_drops_what_moves_no_margin_and_cleans_up():
+def test_collect_rows_prunes_and_clears_the_buffers():
     rng = np.random.default_rng(9)
     rows = csr_matrix((rng.random((12, 9)) * (rng.random((12, 9)) < 0.5)).astype(np.float32))
     documents = np.array([1, 2, 5, 7, 11])
@@ -240,7 +210,7 @@ def test_copies_of_documents_change_nothing(monkeypatch, limit):
     features, targets = random_problem(seed=11)
     arguments = RankerArguments()
     copied = train_ranker(features, targets, uneven_tree(), arguments)
-    monkeypatch.setattr(ranker_training, "_COPIED_NONZEROS", limit)  # of none, and of small nodes only
+    monkeypatch.setattr(ranker_training, "COPIED_NONZEROS", limit)  # no nodes are copied, or small ones only
     assert same_weights(copied, train_ranker(features, targets, uneven_tree(), arguments))
 
 

@@ -1,20 +1,18 @@
-"""X-Transformer: heads that find clusters, a ranker of the labels in them, and what its clusters are made of."""
+"""X-Transformer: heads find clusters and a ranker ranks their labels; kinds of label features."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import oracles
 import pytest
 import torch
-from conftest import encoder_arguments, make_documents
+from conftest import encoder_arguments, make_documents, pairs
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 from small_problems import (
     as_rows,
     as_weights,
-    best_objective,
+    assert_optimal,
     cost_sensitive_weights,
     random_problem,
     same_weights,
@@ -36,7 +34,7 @@ TEXTS = make_documents(40, seed=11)["text"][:]
 
 
 def random_beam(level, documents, width=3, seed=0):
-    """Some nodes of a level for each document, fewer for some, none for document 3."""
+    """Some nodes of a level for each document, none for document 3."""
     rng = np.random.default_rng(seed)
     nodes = np.full((documents, width), -1)
     for document in range(documents):
@@ -46,18 +44,16 @@ def random_beam(level, documents, width=3, seed=0):
 
 
 def pairs_of(beam):
-    """A beam as the oracle takes it."""
+    """A beam as pairs of score and node."""
     rows = zip(beam.log_probabilities.tolist(), beam.nodes.tolist(), strict=True)
     return [[(score, node) for score, node in zip(*row, strict=True) if node >= 0] for row in rows]
 
 
-# ---- The ranker below nodes that something else has found ----
+# ---- The ranker below the nodes of another matcher ----
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
-@pytest.mark.parametrize("ranking", ["leaf", "path"])
-def test_search_under_given_nodes(level, loss, ranking):
+@pytest.mark.parametrize("level, loss, ranking", pairs([1, 2], ["squared_hinge", "logistic"], ["leaf", "path"]))
+def test_search_below_given_nodes(level, loss, ranking):
     features, targets = random_problem(seed=1)
     start = random_beam(level, len(features))
     arguments = RankerArguments(loss=loss, ranking=ranking, beam_size=2)
@@ -66,7 +62,7 @@ def test_search_under_given_nodes(level, loss, ranking):
     assert len(logits) == TREE.depth - level == TREE.depth + 1 - ranker.first_level
     expected = oracles.beam_scores(logits, OFFSETS[level:], loss, ranking, 2, pairs_of(start))
     for threads in (1, 2):
-        scores, labels = ranker.predict(features, TREE.num_labels, start=start, num_threads=threads)
+        scores, labels = ranker.predict(features, TREE.num_labels, initial_beam=start, num_threads=threads)
         for row, (own, found) in enumerate(zip(scores, labels, strict=True)):
             known = found >= 0
             raw = expected[row][TREE.leaf_positions[found[known]]]
@@ -87,8 +83,8 @@ def test_labels_learn_from_true_and_matched_clusters(negatives):
     arguments = RankerArguments(negatives=negatives, negative_cost=0.5, cost_sensitive=True, **options)
     ranker = train_ranker(features, targets, TREE, arguments, initial_beam=start)
     matched = np.zeros((len(rows), TREE.level_sizes[1]))
-    for document, pairs in enumerate(pairs_of(start)):
-        matched[document, [node for _, node in pairs]] = 1
+    for document, row in enumerate(pairs_of(start)):
+        matched[document, [node for _, node in row]] = 1
     true = oracles.true_nodes(truth, CHAIN, TREE.leaf_labels.tolist())[1]
     chosen = oracles.shortlist(None if negatives == "tfn" else matched, None if negatives == "man" else true, CHAIN[2])
     found = level_shortlist(features, TREE.targets(targets)[1], 6, negatives, 60, None, 3, start)
@@ -97,21 +93,17 @@ def test_labels_learn_from_true_and_matched_clusters(negatives):
         assert documents.tolist() == np.flatnonzero(chosen[:, child]).tolist()
     counts = oracles.true_label_counts(truth, CHAIN, TREE.leaf_labels.tolist())[-1]
     loss_weights = cost_sensitive_weights(counts, 2.0, 0.5)
-    (learnt,) = as_weights(ranker)
-    learnt[:, -1] -= arguments.bias_prior
-    ours = oracles.level_objective(learnt, rows, counts > 0, chosen, loss_weights, "squared_hinge", -1.0)
-    best = sum(
-        best_objective(rows, counts[:, n] > 0, chosen[:, n], loss_weights[:, n], "squared_hinge", -1.0)
-        for n in range(TREE.num_labels)
-    )
-    assert best * (1 - 1e-6) <= ours <= best * (1 + 1e-3)
+    (weights,) = as_weights(ranker)
+    assert_optimal(weights, rows, counts, chosen, loss_weights, "squared_hinge", arguments.bias_prior)
 
 
-def test_the_file_holds_the_levels_below_only(tmp_path):
+def test_the_file_holds_only_the_levels_below(tmp_path):
     features, targets = random_problem(seed=4)
     start = random_beam(2, len(features))
-    ranker = train_ranker(features, targets, TREE, RankerArguments(), Runtime(1), initial_beam=start)
-    again = train_ranker(features, targets, TREE, RankerArguments(), Runtime(2), initial_beam=start)
+    ranker, again = (
+        train_ranker(features, targets, TREE, RankerArguments(), Runtime(num_threads=threads), start)
+        for threads in (1, 2)
+    )
     assert same_weights(ranker, again)
     whole = train_ranker(features, targets, TREE, RankerArguments())
     blocks = sum(-(-size // 16) for size in np.diff(TREE.child_offsets[2]))
@@ -126,34 +118,36 @@ def test_the_file_holds_the_levels_below_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("start", "message"),
+    "start, problem",
     [
-        (None, "needs nodes of level 2 to start from for each of the 70 documents, got none"),
-        (random_beam(1, 70), "got 70 rows of nodes of level 1"),
-        (random_beam(2, 69), "got 69 rows of nodes of level 2"),
-        (Beam(2, np.full((70, 1), 6), np.zeros((70, 1))), r"a node outside 0\.\.5"),
+        (None, "level 2"),
+        (random_beam(1, 70), "level 1"),
+        (random_beam(2, 69), "69"),
+        (Beam(2, np.full((70, 1), 6), np.zeros((70, 1))), r"0\.\.5"),
     ],
 )
-def test_nodes_that_do_not_fit(start, message):
+def test_nodes_that_do_not_fit(start, problem):
     features, targets = random_problem(seed=4)
     ranker = train_ranker(features, targets, TREE, RankerArguments(), initial_beam=random_beam(2, 70))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=problem):
         ranker.predict(features, initial_beam=start)
 
 
 # ---- The model ----
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_encoder, tmp_path_factory):
-    """A trained model and its training documents."""
-    folder, data = tmp_path_factory.mktemp("x-transformer"), make_documents(300, seed=5)
-    options = {"level_steps": [30], "per_device_train_batch_size": 32, "save_strategy": "no"}
-    trainer = XMCTrainer(
-        model=tiny_encoder, args=encoder_arguments(folder, "x-transformer", **options), train_dataset=data
-    )
-    trainer.train()
-    return trainer.model.eval(), data, folder
+@pytest.fixture
+def trained(tiny_encoder, make_once):
+    """A trained model, its training documents and its folder."""
+    data = make_documents(300, seed=5)
+
+    def fill(folder):
+        options = {"level_steps": [30], "per_device_train_batch_size": 32, "save_strategy": "no"}
+        args = encoder_arguments(folder, "x-transformer", **options)
+        XMCTrainer(model=tiny_encoder, args=args, train_dataset=data).train()
+
+    folder = make_once("x-transformer", fill)
+    return XMCForTextClassification.from_pretrained(folder).eval(), data, folder
 
 
 def test_it_learns(trained):
@@ -183,11 +177,10 @@ def test_the_objective_is_the_mean_over_documents_and_clusters(trained):
     assert float(output.loss) / 8 == pytest.approx(total / (20 * 8), rel=1e-5)
 
 
-@pytest.mark.parametrize("ranking", ["leaf", "path"])
-@pytest.mark.parametrize("beam_size", [1, 3, 0])
-def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size, monkeypatch):
+@pytest.mark.parametrize("ranking, beam_size", [("leaf", 1), ("path", 3), ("leaf", 0)])
+def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size):
     model = trained[0]
-    monkeypatch.setattr(model.ranker, "ranking", ranking)
+    model.ranker.ranking = ranking
     features = model.featurize(TEXTS)
     head = model.head(1)
     clusters = oracles.logits_of(
@@ -202,8 +195,7 @@ def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size, mon
         best = sorted(range(8), key=lambda cluster: -clusters[row, cluster])[:top_b]
         expected = {}
         for cluster in best:
-            # A cluster that is ruled out leaves its labels the last places, in their order.
-            g = log_of(oracles.head_probability("squared_hinge", clusters[row, cluster]))
+            g = np.log(max(oracles.head_probability("squared_hinge", clusters[row, cluster]), 1e-9))
             for position in range(tree.child_offsets[1][cluster], tree.child_offsets[1][cluster + 1]):
                 h = logits[row, position]
                 score = min(1.0, max(0.0, (h + 1) / 2))
@@ -215,27 +207,15 @@ def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size, mon
         np.testing.assert_allclose(output.scores[row, : len(found)], [expected[label] for label in found], atol=1e-4)
 
 
-def log_of(probability):
-    return np.log(max(probability, 1e-9))
-
-
 def test_training_takes_the_clusters_that_the_heads_find(trained):
     model, data, _ = trained
     features = model.featurize(data["text"][:])
     start = model.match(torch.from_numpy(features.dense), 1, 3)
     arguments = encoder_arguments("unused", "x-transformer").make_ranker_arguments()
     again = train_ranker(
-        model.ranker_features(features), model.labels.encode(data), model.label_tree, arguments, Runtime(1), start
+        model.ranker_features(features), model.labels.encode(data), model.label_tree, arguments, initial_beam=start
     )
     assert same_weights(again, model.ranker)
-
-
-def test_saved_files(trained):
-    folder = trained[2]
-    assert json.loads((folder / "training_args.json").read_text())["method"] == "x-transformer"
-    assert not (folder / "ranker_tree.safetensors").exists()
-    with pytest.raises(ValueError, match="no trained head for its labels"):
-        XMCForTextClassification.from_pretrained(folder).predict(TEXTS, predict_with="heads")
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -252,35 +232,19 @@ def test_labels_too_few_for_clusters(tiny_encoder, tmp_path, count):
 
 def test_heads_above_two_levels_of_the_ranker(tiny_encoder, tmp_path):
     # A given tree may be deeper than that of the preset.
-    data, tree = (
-        make_documents(160, seed=7),
-        LabelTree.from_parents([np.arange(3) * 0, np.arange(9) % 3, np.arange(60) % 9]),
-    )
+    data = make_documents(160, seed=7)
+    tree = LabelTree.from_parents([np.arange(3) * 0, np.arange(9) % 3, np.arange(60) % 9])
     model = XMCForTextClassification.from_encoder(tiny_encoder, label_tree=tree, max_length=16)
     args = encoder_arguments(tmp_path, "x-transformer", level_steps=[2], ranker_beam_size=3)
     trainer = XMCTrainer(model=model, args=args, train_dataset=data)
     trainer.train()
     assert trainer.model.ranker.first_level == 2
     assert trainer.evaluate(data)["eval_P@1"] > 0.8
+    with pytest.raises(ValueError, match="head"):
+        trainer.model.predict(TEXTS, predict_with="heads")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "xr-linear", "label_features": "embedding"}, "label_features"),
-        ({"refine_tree": True}, "refine_tree"),
-        ({"tree_clustering": "frequency"}, "tree_clustering"),
-        ({"label_features": "words"}, "label_features"),
-    ],
-)
-def test_options_that_do_not_fit(options, message, tmp_path):
-    from hf_xmc import XMCTrainingArguments
-
-    with pytest.raises(ValueError, match=message):
-        XMCTrainingArguments(str(tmp_path), **{"method": "x-transformer", **options})
-
-
-# ---- What clusters are made of ----
+# ---- Label features ----
 
 
 @pytest.fixture
@@ -325,12 +289,12 @@ def test_label_features(described, kind):
         np.testing.assert_allclose(found.sparse.toarray(), np.hstack(parts[kind]), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["text", "both", "text-embedding"])
-def test_label_features_without_texts(described, kind):
+def test_label_features_without_texts(described):
     model, data, _ = described
     model.labels = Labels(model.labels.names)
-    with pytest.raises(ValueError, match=f"`label_features='{kind}'` needs texts of the labels"):
-        describe_labels(model, Features(csr_matrix((50, 1))), model.labels.encode(data), kind)
+    for kind in ("text", "both", "text-embedding"):
+        with pytest.raises(ValueError, match="label_features"):
+            describe_labels(model, Features(csr_matrix((50, 1))), model.labels.encode(data), kind)
 
 
 @pytest.mark.parametrize("with_encoder", [False, True])
@@ -340,7 +304,7 @@ def test_label_documents(described, with_encoder):
     if not with_encoder:
         model.encoder = None
     found, targets = label_documents(model, 0.5)
-    labels = [label for label in range(len(texts)) if label != 4]  # which has no text
+    labels = [label for label in range(len(texts)) if label != 4]  # 4 has no text
     written = [texts[label] for label in labels]
     np.testing.assert_allclose(found.sparse.toarray(), 0.5 * model.tfidf.transform(written).toarray(), atol=1e-6)
     np.testing.assert_array_equal(targets.toarray(), np.eye(len(texts))[labels])
@@ -351,19 +315,17 @@ def test_label_documents(described, with_encoder):
 
 
 @pytest.mark.parametrize("kind", ["embedding", "text-embedding"])
-def test_a_tree_of_the_encoders_vectors(tiny_encoder, tmp_path, kind):
+def test_a_tree_by_vectors_of_the_encoder(tiny_encoder, tmp_path, kind):
     data = make_documents(160, seed=7)
     texts = {f"label {label:02d}": f"topic{label:02d}" for label in range(60)}
     args = encoder_arguments(tmp_path, "x-transformer", label_features=kind, level_steps=[2], save_steps=1)
-    trainer = XMCTrainer(model=tiny_encoder, args=args, train_dataset=data, label_texts=texts)
+    trainer, resumed = (XMCTrainer(tiny_encoder, args, data, label_texts=texts) for _ in range(2))
     trainer.train()
     stages = [name for entry in trainer.state.log_history for name in entry if name.endswith("_seconds")]
     assert stages.index("tokens_seconds") < stages.index("tree_seconds")
-    # The vectors serve tree and bootstrap.
+    # The same vectors serve tree and bootstrap.
     embedded = [place for place, name in enumerate(stages) if name == "embed_seconds"]
     assert len(embedded) == 2 and (kind == "embedding") == (embedded[0] < stages.index("tree_seconds"))
-    whole = trainer.model.predict(TEXTS)
-    # Resuming finds the tree of the encoder as it came, not as it is by now.
-    resumed = XMCTrainer(model=tiny_encoder, args=args, train_dataset=data, label_texts=texts)
+    # A resumed training uses the tree of the original encoder.
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert resumed.model.predict(TEXTS) == whole
+    assert resumed.model.predict(TEXTS) == trainer.model.predict(TEXTS)

@@ -1,7 +1,7 @@
 """
-Trains as a list of jobs says, in one or several processes: `torchrun --nproc_per_node 2 training_worker.py JOBS.json`.
+Runs a list of trainings in one or several processes: `torchrun --nproc_per_node 2 training_worker.py JOBS.json`.
 
-Starting processes takes longer than the trainings, so that one start serves several of them.
+Starting processes takes longer than a training, so one start serves several of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_P
 
 
 def launch(jobs: list[dict[str, Any]], folder: Path, processes: int) -> subprocess.CompletedProcess:
-    """Runs jobs in so many processes and returns what came of it."""
+    """Runs jobs in some processes."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
@@ -33,7 +33,7 @@ def launch(jobs: list[dict[str, Any]], folder: Path, processes: int) -> subproce
 
 
 def launch_without_launcher(jobs: list[dict[str, Any]], folder: Path, processes: int) -> list[subprocess.Popen]:
-    """Starts the processes by themselves: nobody ends the others where one of them dies."""
+    """Starts the processes without a launcher, which would end all of them if one dies."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
     with socket.socket() as free:
@@ -54,7 +54,7 @@ def launch_without_launcher(jobs: list[dict[str, Any]], folder: Path, processes:
 
 
 def results(folder: str | os.PathLike, processes: int) -> list[dict[str, Any]]:
-    """What each process said of a job."""
+    """Results of a job by each process."""
     return [json.loads(Path(folder, f"process-{index}.json").read_text()) for index in range(processes)]
 
 
@@ -70,7 +70,7 @@ class Die(TrainerCallback):
 
 
 def pretend_to_have_gpus(args: Any) -> None:
-    """Accelerate would start FSDP on GPUs only, though it works without."""
+    """Makes accelerate use FSDP on CPUs, where it works as well."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
@@ -79,7 +79,7 @@ def pretend_to_have_gpus(args: Any) -> None:
 
 
 def count_moments(optimizer: Any) -> int:
-    """How many numbers an optimiser keeps in this process."""
+    """Numbers that an optimizer keeps in this process."""
     values = [value for entry in optimizer.state.values() for value in entry.values()]
     return sum((value.to_local() if hasattr(value, "to_local") else value).numel() for value in values)
 
@@ -93,7 +93,7 @@ def run_job(
     sparse_rows: int | None = None,
     die: tuple[int, int] | None = None,
 ) -> None:
-    """Trains, evaluates and predicts; writes what came of it beside the model."""
+    """Trains, evaluates and predicts; writes the results beside the model."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments, modeling_heads
     from hf_xmc.parallel.stage_cache import digest
 

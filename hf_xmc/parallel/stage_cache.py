@@ -35,7 +35,7 @@ _KIND = "piece of a stage"
 _VISIBLE_WITHIN = 90
 # Rows of a piece. There are enough pieces for many processes, and each is large enough for sorting by length to pay.
 # The size does not depend on the number of processes, so the result does not either.
-_MAX_ROWS, _MIN_ROWS, _PIECES = 4096, 256, 64
+MAX_ROWS, _MIN_ROWS, _PIECES = 4096, 256, 64
 
 
 class PieceFolder:
@@ -285,7 +285,7 @@ class StageCache:
             make (`Callable[[int, int], Arrays]`): Computes the rows from the first index up to the second.
             key (`Callable[[], str]`, *optional*): See [`~StageCache.pieces`].
         """
-        size = min(_MAX_ROWS, max(_MIN_ROWS, -(-count // _PIECES)))
+        size = min(MAX_ROWS, max(_MIN_ROWS, -(-count // _PIECES)))
         starts = range(0, max(count, 1), size)
 
         def make_pieces(indices: Sequence[int]) -> Iterator[Arrays]:

@@ -25,7 +25,7 @@ from .shortlist import Shortlist
 _SOLVER_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
 # The squared hinge converges more slowly on dense vectors, which resemble each other, than on TF-IDF.
-BOOTSTRAP_PASSES = 60
+BOOTSTRAP_PASSES, BOOTSTRAP_TOLERANCE = 60, 0.1
 
 # Documents from which principal components are computed.
 PRINCIPAL_DOCUMENTS = 16384
@@ -249,6 +249,7 @@ def _solve(
         cost_sensitive=data.cost_sensitive,
         weight_dtype="float32",
         max_passes=BOOTSTRAP_PASSES,
+        tolerance=BOOTSTRAP_TOLERANCE,
         ranker_seed=seed,
     )
     if data.shortlist is None:

@@ -38,7 +38,7 @@ MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
-_COPIED_NONZEROS = 1 << 20
+COPIED_NONZEROS = 1 << 20
 
 
 def train_ranker(
@@ -256,7 +256,7 @@ class _Problem:
                 targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
                 arguments.negative_cost or arguments.C, arguments.cost_sensitive, np.float32(arguments.bias_prior),
                 arguments.max_passes, arguments.tolerance, arguments.ranker_seed,
-                np.float32(arguments.prune_threshold), arguments.weight_dtype == "int8", _COPIED_NONZEROS, *buffers,
+                np.float32(arguments.prune_threshold), arguments.weight_dtype == "int8", COPIED_NONZEROS, *buffers,
             )  # fmt: skip
         finally:
             self.buffers.put(buffers)

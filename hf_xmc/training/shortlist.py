@@ -22,7 +22,7 @@ _VALUES_PER_SEARCH = 1 << 21
 # way, but no fewer nodes than these: of those it ends with, all but a few of the worst are beams as well, which as
 # negatives teach nothing, in half the time.
 _MANY_LEVELS = 3
-_LEAST_ON_THE_WAY = 20
+LEAST_ON_THE_WAY = 20
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def level_shortlist(
         assert ranker is not None
         beams = np.empty((len(features), min(beam_size, num_nodes)), dtype=np.int64)
         passed = level - ranker.first_level - 1
-        on_the_way = beam_size if passed < _MANY_LEVELS else min(beam_size, max(_LEAST_ON_THE_WAY, beam_size // 3))
+        on_the_way = beam_size if passed < _MANY_LEVELS else min(beam_size, max(LEAST_ON_THE_WAY, beam_size // 3))
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
         first_true = np.append(true, 0)[true_ptr[:-1]]
         num_groups = min(len(features), 1 + _num_values(features) // _VALUES_PER_SEARCH)
