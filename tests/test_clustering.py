@@ -92,7 +92,7 @@ def test_pifa_with_stored_zeros_in_documents_and_targets():
 
 def test_pifa_does_not_depend_on_the_threads():
     features, targets = random_problem(seed=5, documents=400, sparse=50, dense=4, labels=700)
-    one, two = pifa(features, targets, 10, runtime=Runtime(1)), pifa(features, targets, 10, runtime=Runtime(2))
+    one, two = pifa(features, targets, 10, num_threads=1), pifa(features, targets, 10, num_threads=2)
     for name in ("data", "indices", "indptr"):
         assert np.array_equal(getattr(one.sparse, name), getattr(two.sparse, name))
     assert np.array_equal(one.dense, two.dense)
