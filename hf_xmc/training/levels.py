@@ -36,6 +36,8 @@ class Levels:
         self.context = context
         args, tree = context.args, context.model.label_tree
         assert tree is not None
+        # As the user set them: the trainer sets `max_steps` while it trains.
+        self.options = args.xmc_options()
         self.arguments = args.make_level_arguments()
         self.counts = tree.targets(context.targets)
         self.levels = self.arguments.choose_levels(tree)

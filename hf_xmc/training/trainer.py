@@ -488,7 +488,8 @@ class XMCTrainer(LevelTrainer):
         if self._levels is not None and self._levels.adapters is not None:
             state_dict = self._levels.adapters.plain_weights()
         self.model.save_pretrained(folder, state_dict=state_dict)
-        write_json(os.path.join(folder, TRAINING_ARGS_FILE), self.args.xmc_options())
+        options = self.args.xmc_options() if self._levels is None else self._levels.options
+        write_json(os.path.join(folder, TRAINING_ARGS_FILE), options)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Writes the model card into `args.output_dir`, see `Publisher.create_model_card`."""
