@@ -88,12 +88,12 @@ class KNNRanker:
         *,
         beam_size: int | None = None,
         num_threads: int | None = None,
-        start: Beam | None = None,
+        initial_beam: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         Returns the best labels of each document, see [`LinearRanker.predict`].
 
-        `beam_size` and `start` are ignored: a document is compared with all training documents.
+        `beam_size` and `initial_beam` are ignored: a document is compared with all training documents.
         """
         if top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, not {top_k}.")

@@ -136,7 +136,7 @@ class LinearRanker:
         *,
         beam_size: int | None = None,
         num_threads: int | None = None,
-        start: Beam | None = None,
+        initial_beam: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         Returns the best labels of each document.
@@ -150,7 +150,7 @@ class LinearRanker:
                 Number of nodes kept per level; defaults to the `beam_size` of the ranker. 0 keeps all: exact search.
             num_threads (`int`, *optional*):
                 Number of threads; all cores by default. The result does not depend on it.
-            start ([`Beam`], *optional*):
+            initial_beam ([`Beam`], *optional*):
                 Nodes of the level above `first_level` to start from, if that level is not the root. Only labels under
                 these nodes are found.
 
@@ -164,7 +164,7 @@ class LinearRanker:
         if beam_size < 0:
             raise ValueError(f"`beam_size` is {beam_size}; it must not be negative. 0 keeps all nodes.")
         by_path = self.ranking == "path"
-        raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, start)
+        raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam)
         first_leaf = first_node(self.tree, self.tree.depth)
         is_node = nodes >= 0
         labels = np.where(is_node, self.tree.leaf_labels[np.where(is_node, nodes - first_leaf, 0)], -1)
@@ -178,12 +178,12 @@ class LinearRanker:
         beam_size: int,
         by_path: bool,
         num_threads: int | None = None,
-        start: Beam | None = None,
+        initial_beam: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the raw scores and the best nodes of level `depth`, numbered over the whole tree (root: 0)."""
         sparse, dense = self._parts(features)
         count = len(features)
-        start_scores, start_nodes = self._start(start, count)
+        start_scores, start_nodes = self._start(initial_beam, count)
         beam_size = min(beam_size, max(self.tree.level_sizes)) if beam_size > 0 else max(self.tree.level_sizes)
         scores = np.empty((count, top_k), dtype=np.float32)
         nodes = np.empty((count, top_k), dtype=np.int64)
@@ -247,21 +247,25 @@ class LinearRanker:
             raise ValueError(f"`{path}` was trained on another tree than {tree}. Save or download all files again.")
         return ranker
 
-    def _start(self, start: Beam | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _start(self, initial_beam: Beam | None, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the log-probabilities and the nodes, numbered over the whole tree, that a search starts from."""
-        if self.first_level == 1 and start is None:
+        if self.first_level == 1 and initial_beam is None:
             return np.zeros((count, 1), dtype=np.float32), np.zeros((count, 1), dtype=np.int64)
         above = self.first_level - 1
-        if start is None or start.level != above or start.nodes.shape[0] != count:
-            actual = "None" if start is None else f"{start.nodes.shape[0]} rows of nodes of level {start.level}"
+        if initial_beam is None or initial_beam.level != above or initial_beam.nodes.shape[0] != count:
+            actual = (
+                "None"
+                if initial_beam is None
+                else f"{initial_beam.nodes.shape[0]} rows of nodes of level {initial_beam.level}"
+            )
             raise ValueError(
-                f"`start` is {actual}, but this ranker needs nodes of level {above} for each of {count} documents. "
+                f"`initial_beam` is {actual}, but the ranker needs nodes of level {above} for each of {count} documents. "
                 "Predict with the whole model."
             )
-        if start.nodes.size and start.nodes.max() >= self.tree.level_sizes[above - 1]:
-            raise ValueError(f"`start` has a node outside 0..{self.tree.level_sizes[above - 1] - 1}.")
-        nodes = np.where(start.nodes >= 0, start.nodes + first_node(self.tree, above), -1)
-        return np.ascontiguousarray(start.log_probabilities, dtype=np.float32), nodes
+        if initial_beam.nodes.size and initial_beam.nodes.max() >= self.tree.level_sizes[above - 1]:
+            raise ValueError(f"`initial_beam` has a node outside 0..{self.tree.level_sizes[above - 1] - 1}.")
+        nodes = np.where(initial_beam.nodes >= 0, initial_beam.nodes + first_node(self.tree, above), -1)
+        return np.ascontiguousarray(initial_beam.log_probabilities, dtype=np.float32), nodes
 
     def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
         """Returns the sparse part, and the dense part with a column of ones for the bias."""

@@ -296,7 +296,6 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         targets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         levels: Sequence[dict[str, Any]] | None = None,
-        keep: torch.Tensor | None = None,
     ) -> XMCOutput:
         """
         Finds the best labels of each document or, with `level` or `levels`, scores nodes of the tree.
@@ -327,8 +326,6 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
                 Weight of the loss of each node; all 1 by default.
             levels (`Sequence[dict]`, *optional*):
                 Inputs of several levels that are trained jointly, see [`LevelHeads.joint_loss`].
-            keep (`torch.Tensor` of shape `(batch, dimensions)`, *optional*):
-                Factors of the document vectors before the heads, instead of dropout.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` the `logits`, and with
@@ -337,10 +334,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         if input_ids is not None:
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             vectors = self.encode(input_ids, mask)
-            if keep is None:
-                hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
-            else:
-                hidden = vectors * keep.to(vectors.dtype)
+            hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
             if levels is not None:
                 assert self.label_tree is not None
                 return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))
@@ -370,12 +364,16 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.ranker is None:
             raise ValueError("The model is not trained: it has no ranker. Call `XMCTrainer.train` first.")
-        start = None
+        initial_beam = None
         if isinstance(self.ranker, LinearRanker) and self.ranker.first_level > 1:
             beam = self.ranker.beam_size if beam_size is None else beam_size
-            start = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
+            initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
         scores, indices = self.ranker.predict(
-            self.ranker_features(features), top_k, beam_size=beam_size, num_threads=num_threads, start=start
+            self.ranker_features(features),
+            top_k,
+            beam_size=beam_size,
+            num_threads=num_threads,
+            initial_beam=initial_beam,
         )
         return torch.from_numpy(scores).to(self.anchor.device), torch.from_numpy(indices).to(self.anchor.device)
 

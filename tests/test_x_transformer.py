@@ -62,7 +62,7 @@ def test_search_below_given_nodes(level, loss, ranking):
     assert len(logits) == TREE.depth - level == TREE.depth + 1 - ranker.first_level
     expected = oracles.beam_scores(logits, OFFSETS[level:], loss, ranking, 2, pairs_of(start))
     for threads in (1, 2):
-        scores, labels = ranker.predict(features, TREE.num_labels, start=start, num_threads=threads)
+        scores, labels = ranker.predict(features, TREE.num_labels, initial_beam=start, num_threads=threads)
         for row, (own, found) in enumerate(zip(scores, labels, strict=True)):
             known = found >= 0
             raw = expected[row][TREE.leaf_positions[found[known]]]
@@ -111,7 +111,9 @@ def test_the_file_holds_only_the_levels_below(tmp_path):
     ranker.save_pretrained(tmp_path)
     loaded = LinearRanker.from_pretrained(tmp_path, tree=TREE)
     assert loaded.first_level == 3 and same_weights(loaded, ranker)
-    for found, expected in zip(loaded.predict(features, start=start), ranker.predict(features, start=start)):
+    for found, expected in zip(
+        loaded.predict(features, initial_beam=start), ranker.predict(features, initial_beam=start)
+    ):
         assert np.array_equal(found, expected)
 
 
@@ -128,7 +130,7 @@ def test_nodes_that_do_not_fit(start, problem):
     features, targets = random_problem(seed=4)
     ranker = train_ranker(features, targets, TREE, RankerArguments(), initial_beam=random_beam(2, 70))
     with pytest.raises(ValueError, match=problem):
-        ranker.predict(features, start=start)
+        ranker.predict(features, initial_beam=start)
 
 
 # ---- The model ----
