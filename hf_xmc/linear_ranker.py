@@ -259,7 +259,7 @@ class LinearRanker:
                 else f"{initial_beam.nodes.shape[0]} rows of nodes of level {initial_beam.level}"
             )
             raise ValueError(
-                f"`initial_beam` is {actual}, but the ranker needs nodes of level {above} for each of {count} documents. "
+                f"`initial_beam` is {actual}, but the ranker needs nodes of level {above} of all {count} documents. "
                 "Predict with the whole model."
             )
         if initial_beam.nodes.size and initial_beam.nodes.max() >= self.tree.level_sizes[above - 1]:
