@@ -212,6 +212,9 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
     lr_scheduler_type: str = field(
         default="linear", metadata={"help": "Schedule of the learning rates in each level.", "choices": SCHEDULERS}
     )
+    per_device_eval_batch_size: int = field(
+        default=32, metadata={"help": "Batch size of the encoder in evaluation and prediction."}
+    )
     train_sampling_strategy: str = field(
         default="group_by_length",
         metadata={"help": "Order of documents: random, sequential, group_by_length (random, with less padding)."},

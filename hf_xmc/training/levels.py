@@ -209,6 +209,8 @@ class LevelBatches:
         self.dataset = levels.context.tokens  # the Trainer reads its length
         self._done = step * levels.batches_per_step
         self._lengths = list(self.dataset["length"])
+        if levels.context.args.train_sampling_strategy == "random":
+            self._lengths = [1] * len(self._lengths)  # equal lengths: the order is random
         self._stream = self._all_levels()
 
     def __len__(self) -> int:
