@@ -188,7 +188,7 @@ def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
         scores[row["label"]] = scores.get(row["label"], 0) + 0.3 * row["score"]
     for row in pipeline(str(tmp_path / "both"), top_k=3)(texts[0]):
         assert row["score"] == pytest.approx(scores[row["label"]], abs=1e-5)
-    warning = "may be published only where they may"
+    warning = "publish the model only if"
     assert warning in (tmp_path / "knn" / "README.md").read_text()
     assert "An empty text gets\n  no labels." in (tmp_path / "knn" / "README.md").read_text()
     assert warning not in (tmp_path / "linear" / "README.md").read_text()
