@@ -110,7 +110,12 @@ def test_saving_with_and_without_code(model, exported, tmp_path):
     assert pipeline(str(tmp_path))(TEXTS[0], top_k=2) == pipeline(str(exported))(TEXTS[0], top_k=2)
 
 
-@pytest.mark.parametrize("method", [method for method in ENCODER_METHODS if method != "xr-transformer"])
+OTHER_METHODS = [method for method in ENCODER_METHODS if method not in ("xr-transformer", "x-transformer")]
+
+
+@pytest.mark.parametrize(
+    "method", ["x-transformer", *(pytest.param(method, marks=pytest.mark.slow) for method in OTHER_METHODS)]
+)
 def test_every_method(stranger, train, tmp_path, method):
     train(method=method, folder=tmp_path / "trained", level_steps=[2], save_strategy="no")
     # Under one folder name, transformers reuses the code, which is compiled only once.

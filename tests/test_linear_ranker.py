@@ -203,6 +203,7 @@ def test_prediction_does_not_depend_on_threads_or_batches(ranking, beam_size, mo
         assert_same(ranker.predict(features, 7, beam_size=beam_size, num_threads=2))
 
 
+@pytest.mark.slow  # compiles the kernels for 64-bit indices
 @pytest.mark.parametrize(("pointer_dtype", "index_dtype"), [(np.int64, np.int64), (np.int64, np.int32)])
 def test_all_index_types(pointer_dtype, index_dtype):
     features, targets = random_problem(seed=4)
