@@ -91,19 +91,6 @@ class XMCTrainer(LevelTrainer):
             Label texts by label name.
         kwargs:
             Other arguments of [`~transformers.Trainer`] are errors that say why.
-
-    Example:
-
-    ```python
-    trainer = XMCTrainer(
-        args=XMCTrainingArguments("my-tagger", method="xr-linear"),
-        train_dataset=data["train"],
-        eval_dataset=data["test"],
-        column_mapping={"title": "text", "subjects": "labels"},
-    )
-    trainer.train()
-    trainer.evaluate()["eval_P@1"]
-    ```
     """
 
     control: TrainerControl
