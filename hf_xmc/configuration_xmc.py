@@ -79,9 +79,12 @@ class XMCConfig(SelfContainedConfig):
         trained_levels (`int`, *optional*, defaults to 0):
             Number of trained heads.
         predict_with (`str`, *optional*, defaults to `"ranker"`):
-            What predicts: `"ranker"`, `"heads"` or `"both"`.
+            What predicts: `"all"` (the last scorer, from the scores of all parts), or the name of one part, such as
+            `"ranker"` or `"heads"`. `"both"` is the weighted mean of ranker and heads in models of version 0.1.
+        parts (`list[str]`, *optional*):
+            Parts that the last scorer uses, see [`Scorer`].
         heads_weight (`float`, *optional*, defaults to 0.0):
-            Weight of the heads in a score if both predict; the ranker has the rest.
+            Weight of the heads with `predict_with="both"`; the ranker has the rest.
         embedding_scale (`float`, *optional*, defaults to 1.0):
             Norm of the document vector in the ranker's features; the TF-IDF features have norm 1.
         has_tfidf (`bool`, *optional*, defaults to `False`):
@@ -122,6 +125,7 @@ class XMCConfig(SelfContainedConfig):
     head_shrink: float = 2.0
     trained_levels: int = 0
     predict_with: str = "ranker"
+    parts: list[str] | None = None
     heads_weight: float = 0.0
     embedding_scale: float = 1.0
     has_tfidf: bool = False
@@ -158,7 +162,7 @@ class XMCEnsembleConfig(SelfContainedConfig):
         beam_size (`int`, *optional*):
             Default number of nodes kept per level of a search; each model has its own by default.
         predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"` for all models; each model has its own by default.
+            What predicts, for all models, see [`XMCConfig`]; each model has its own by default.
     """
 
     model_type = "hf-xmc-ensemble"

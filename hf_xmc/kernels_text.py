@@ -251,6 +251,17 @@ def merge_words(table, ends, chars, words, other_ends, other_chars, other_words)
 
 
 @njit(cache=True, nogil=True)
+def find_words(table, ends, chars, other_ends, other_chars, other_words):
+    """Returns the numbers in a lexicon of the words of another one; 0 for unknown words."""
+    numbers = np.zeros(other_words + 1, np.uint32)
+    for word in range(1, other_words + 1):
+        start, stop = other_ends[word - 1], other_ends[word]
+        digest = _digest(other_chars, start, stop)
+        numbers[word] = table[_word_row(table, ends, chars, digest, other_chars, start, stop), 1]
+    return numbers
+
+
+@njit(cache=True, nogil=True)
 def merge_ngrams(table, documents, occurrences, nodes, keys, other_documents, other_occurrences, numbers):
     """Adds the nodes and counts of another trie; `numbers`, if not empty, renumbers its symbols."""
     places = np.zeros(keys.shape[0], np.int64)

@@ -1,4 +1,4 @@
-"""The k-nearest-neighbour ranker: votes of similar training documents, its prediction and file."""
+"""k-nearest neighbours: votes of similar training documents, by TF-IDF or by the encoder's vectors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from scipy.sparse import csr_matrix
 
 from .features import Features
-from .kernels_knn import vote
+from .kernels_similarity import count_votes, largest_of_rows, vote
 from .label_tree import LabelTree
 from .linear_ranker import RANKER_FILE, Beam
 from .serialization import MAX_SHARD_SIZE, load_sharded, save_sharded
 from .utils import count_threads
 
 _KIND = "neighbour ranker"
+KNN_FILE = "knn.safetensors"
+KNN_VECTORS_FILE = "knn_vectors.safetensors"
 
 # Documents of a task of a thread.
 DOCUMENTS_PER_TASK = 256
+# Similarities in memory at a time.
+_MAX_SIMILARITIES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class KNNRanker:
     The similarity is the dot product of the features. The most similar documents vote for their labels, each with its
     similarity raised to a power. The score of a label is its share of all votes.
 
-    Alone it is seldom better than linear classifiers. It is most useful in an ensemble, because it finds labels of
+    Alone it is seldom better than linear classifiers. It is most useful beside them, because it finds labels of
     documents with only two or three similar ones.
 
     Args:
@@ -60,13 +66,17 @@ class KNNRanker:
             Number of documents that vote.
         power (`float`, *optional*, defaults to `4.0`):
             Exponent of the similarities; higher values give less similar documents less weight.
+        query_terms (`int`, *optional*, defaults to 0):
+            Number of terms of a document that are compared, those with the largest weights; 0 compares all.
     """
 
     num_dense = 0
 
-    def __init__(self, tree: LabelTree, index: KNNIndex, *, count: int = 30, power: float = 4.0) -> None:
+    def __init__(
+        self, tree: LabelTree, index: KNNIndex, *, count: int = 30, power: float = 4.0, query_terms: int = 0
+    ) -> None:
         self.tree, self.index = tree, index
-        self.count, self.power = count, power
+        self.count, self.power, self.query_terms = count, power, query_terms
 
     def __repr__(self) -> str:
         return f"KNNRanker({self.tree}, {len(self.index.label_begin) - 1} documents, {self.num_sparse} terms)"
@@ -102,7 +112,7 @@ class KNNRanker:
                 f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
                 f"ranker was trained on {self.num_sparse} and 0. Pass the result of `model.featurize`."
             )
-        sparse, count, index = features.sparse, len(features), self.index
+        sparse, count, index = heaviest_terms(features.sparse, self.query_terms), len(features), self.index
         scores = np.empty((count, top_k), dtype=np.float32)
         labels = np.empty((count, top_k), dtype=np.int64)
 
@@ -115,26 +125,46 @@ class KNNRanker:
                 scores[first:last], labels[first:last],
             )  # fmt: skip
 
-        with ThreadPoolExecutor(count_threads(num_threads)) as pool:
-            list(pool.map(run, range(0, count, DOCUMENTS_PER_TASK)))
+        if count <= DOCUMENTS_PER_TASK:
+            run(0)
+        else:
+            with ThreadPoolExecutor(count_threads(num_threads)) as pool:
+                list(pool.map(run, range(0, count, DOCUMENTS_PER_TASK)))
         return scores, labels
 
-    def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
-        """Writes `ranker.safetensors`, or its shards; the tree has a separate file."""
-        metadata = {"count": str(self.count), "power": str(self.power), "tree": self.tree.digest()}
-        save_sharded(save_directory, RANKER_FILE, vars(self.index), _KIND, metadata, max_shard_size)
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        max_shard_size: int | str = MAX_SHARD_SIZE,
+        filename: str = RANKER_FILE,
+    ) -> None:
+        """Writes `ranker.safetensors` or `filename`, or its shards; the tree has a separate file."""
+        settings = {"count": self.count, "power": self.power, "query_terms": self.query_terms}
+        metadata = {name: str(value) for name, value in settings.items()} | {"tree": self.tree.digest()}
+        save_sharded(save_directory, filename, vars(self.index), _KIND, metadata, max_shard_size)
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | os.PathLike, *, tree: LabelTree | None = None, **hub_kwargs
+        cls,
+        name_or_path: str | os.PathLike,
+        *,
+        tree: LabelTree | None = None,
+        filename: str = RANKER_FILE,
+        **hub_kwargs,
     ) -> KNNRanker:
         """Opens the ranker of a saved model, memory-mapped, with its tree unless `tree` is given."""
-        tensors, metadata = load_sharded(name_or_path, RANKER_FILE, _KIND, **hub_kwargs)
-        path = os.path.join(name_or_path, RANKER_FILE)
+        tensors, metadata = load_sharded(name_or_path, filename, _KIND, **hub_kwargs)
+        path = os.path.join(name_or_path, filename)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
         try:
             index = KNNIndex(**tensors)
-            ranker = cls(tree, index, count=int(metadata["count"]), power=float(metadata["power"]))
+            ranker = cls(
+                tree,
+                index,
+                count=int(metadata["count"]),
+                power=float(metadata["power"]),
+                query_terms=int(metadata.get("query_terms", 0)),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"`{path}` lacks an entry ({error}). The file is damaged: save or download it again."
@@ -147,3 +177,88 @@ class KNNRanker:
         if metadata.get("tree") != tree.digest():
             raise ValueError(f"`{path}` was trained on another tree than {tree}. Save or download all files again.")
         return ranker
+
+
+class KNNVectors:
+    """
+    Votes of the training documents with the most similar vectors of the encoder.
+
+    The weight of a vote is `exp(cosine / temperature)`. The score of a label is its share of all votes.
+
+    Args:
+        vectors (`np.ndarray`):
+            Vectors of unit length of the training documents, float16 `(documents, dimensions)`.
+        label_begin (`np.ndarray`):
+            First entry of each document's labels, int64 (documents + 1).
+        labels (`np.ndarray`):
+            The labels, int32.
+        num_labels (`int`):
+            Number of labels.
+    """
+
+    count = 32
+    temperature = 0.05
+
+    def __init__(self, vectors: np.ndarray, label_begin: np.ndarray, labels: np.ndarray, num_labels: int) -> None:
+        self.vectors, self.label_begin, self.labels, self.num_labels = vectors, label_begin, labels, num_labels
+        # Products in float16 are slow on CPUs.
+        self._float32: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the index."""
+        return self.vectors.nbytes + self.label_begin.nbytes + self.labels.nbytes
+
+    def predict(self, vectors: np.ndarray, top_k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the best labels of each document as [`KNNRanker.predict`] does."""
+        if self._float32 is None:
+            self._float32 = torch.from_numpy(self.vectors).float()
+        scores = np.empty((len(vectors), top_k), dtype=np.float32)
+        labels = np.empty((len(vectors), top_k), dtype=np.int64)
+        votes = np.zeros(self.num_labels, dtype=np.float32)
+        size = max(1, _MAX_SIMILARITIES // len(self.vectors))
+        for first in range(0, len(vectors), size):
+            cosines = torch.from_numpy(vectors[first : first + size]) @ self._float32.T
+            best, nearest = cosines.topk(min(self.count, len(self.vectors)), dim=1)
+            strengths = torch.softmax(best / self.temperature, dim=1)
+            count_votes(
+                nearest.numpy(), strengths.numpy(), self.label_begin, self.labels, votes,
+                scores[first : first + size], labels[first : first + size],
+            )  # fmt: skip
+        return scores, labels
+
+    def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
+        """Writes `knn_vectors.safetensors`, or its shards."""
+        tensors = {"vectors": self.vectors, "label_begin": self.label_begin, "labels": self.labels}
+        metadata = {"num_labels": str(self.num_labels)}
+        save_sharded(save_directory, KNN_VECTORS_FILE, tensors, _KIND, metadata, max_shard_size)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> KNNVectors:
+        """Opens the index of a saved model, memory-mapped."""
+        tensors, metadata = load_sharded(name_or_path, KNN_VECTORS_FILE, _KIND, **hub_kwargs)
+        path = os.path.join(name_or_path, KNN_VECTORS_FILE)
+        try:
+            index = cls(**tensors, num_labels=int(metadata["num_labels"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"`{path}` lacks an entry ({error}). Save or download it again.") from error
+        begin, labels = index.label_begin, index.labels
+        if (
+            index.vectors.ndim != 2
+            or len(begin) != len(index.vectors) + 1
+            or begin[0] != 0
+            or begin[-1] != len(labels)
+            or (np.diff(begin) < 0).any()
+            or (len(labels) and not 0 <= labels.min() <= labels.max() < index.num_labels)
+        ):
+            raise ValueError(f"The arrays of `{path}` do not fit together. Save or download it again.")
+        return index
+
+
+def heaviest_terms(rows: csr_matrix, count: int) -> csr_matrix:
+    """Returns the `count` largest entries of each row; all with 0."""
+    if not count:
+        return rows
+    kept = largest_of_rows(rows.indptr, rows.data, count)
+    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
+    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)

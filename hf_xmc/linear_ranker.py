@@ -158,6 +158,21 @@ class LinearRanker:
             `tuple[np.ndarray, np.ndarray]`: float32 scores in [0, 1] and int64 label ids, both `(documents, top_k)`,
             best first; 0 and -1 where the beam reached fewer labels.
         """
+        logits, labels = self.logits(
+            features, top_k, beam_size=beam_size, num_threads=num_threads, initial_beam=initial_beam
+        )
+        return np.where(labels >= 0, self._probabilities(logits, self.ranking == "path"), np.float32(0)), labels
+
+    def logits(
+        self,
+        features: Features,
+        top_k: int = 10,
+        *,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+        initial_beam: Beam | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As [`~LinearRanker.predict`], with logits (`ranking="path"`: log-probabilities); -inf for missing labels."""
         if top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
         beam_size = self.beam_size if beam_size is None else beam_size
@@ -167,8 +182,7 @@ class LinearRanker:
         raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam)
         first_leaf = first_node(self.tree, self.tree.depth)
         is_node = nodes >= 0
-        labels = np.where(is_node, self.tree.leaf_labels[np.where(is_node, nodes - first_leaf, 0)], -1)
-        return np.where(is_node, self._probabilities(raw, by_path), np.float32(0)), labels
+        return raw, np.where(is_node, self.tree.leaf_labels[np.where(is_node, nodes - first_leaf, 0)], -1)
 
     def search(
         self,

@@ -18,12 +18,14 @@ from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
 from .configuration_xmc import XMCConfig
 from .features import Features
-from .knn_ranker import KNNRanker
+from .knn_ranker import KNN_FILE, KNN_VECTORS_FILE, KNNRanker, KNNVectors
 from .label_tree import TREE_FILE, LabelTree
+from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
 from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
 from .modeling_heads import LevelHead
 from .remote_code import SelfContainedModel
+from .scorer import SCORER_FILE, Scorer
 from .serialization import MAX_SHARD_SIZE, check_model_type, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
 
@@ -32,6 +34,7 @@ HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_downl
 # Documents that `predict` holds in memory at a time.
 PREDICT_CHUNK = 4096
 _RANKERS: dict[str, type[LinearRanker] | type[KNNRanker]] = {"linear": LinearRanker, "knn": KNNRanker}
+_SHARDED_FILES = (SAFE_WEIGHTS_NAME, RANKER_FILE, LABEL_VECTORS_FILE, KNN_FILE, KNN_VECTORS_FILE)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -119,7 +122,7 @@ class PredictMixin:
             num_threads (`int`, *optional*):
                 Number of threads of TF-IDF and ranker; all cores by default.
             predict_with (`str`, *optional*):
-                `"ranker"`, `"heads"` or `"both"`; defaults to the configuration.
+                What predicts, see [`XMCConfig`]; defaults to the configuration.
 
         Returns:
             `list[list[tuple[str, float]]]`: (label, score) pairs of each document, best first. There are fewer than
@@ -154,15 +157,17 @@ class PredictMixin:
 
 def model_files(folder: str | os.PathLike) -> list[str]:
     """Returns the names of the files of a model in a folder, without its configuration."""
-    sharded = [*sharded_files(folder, SAFE_WEIGHTS_NAME), *sharded_files(folder, RANKER_FILE)]
-    return [*sharded, LABELS_NAME, TREE_FILE, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE, *_TOKENIZER_FILES]
+    sharded = [name for filename in _SHARDED_FILES for name in sharded_files(folder, filename)]
+    single = (LABELS_NAME, TREE_FILE, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE, SCORER_FILE)
+    return [*sharded, *single, *_TOKENIZER_FILES]
 
 
 class XMCPreTrainedModel(SelfContainedModel):
     """
     Base class of models: the parts besides the weights, and the files of all parts.
 
-    Each part (labels, label tree, TF-IDF, ranker, tokenizer) has a separate file and can be read without the model.
+    Each part (labels, label tree, TF-IDF, ranker, label vectors, kNN, scorer, tokenizer) has a separate file and can
+    be read without the model.
     """
 
     config: XMCConfig
@@ -181,7 +186,13 @@ class XMCPreTrainedModel(SelfContainedModel):
     label_tree: LabelTree | None
     tfidf: TfidfFeaturizer | None
     ranker: LinearRanker | KNNRanker | None
+    label_vectors: LabelVectors | None
+    knn: KNNRanker | None
+    knn_vectors: KNNVectors | None
+    scorer: Scorer | None
     tokenizer: Any
+
+    available_parts: list[str]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -243,6 +254,7 @@ class XMCPreTrainedModel(SelfContainedModel):
         self.config.has_tfidf, self.config.has_ranker = self.tfidf is not None, self.ranker is not None
         self.config.ranker_has_own_tree = own_tree
         self.config.ranker_type = "knn" if isinstance(self.ranker, KNNRanker) else "linear"
+        self.config.parts = None if self.scorer is None else list(self.scorer.parts)
         self._check_parts("The model")
         if getattr(self.tokenizer, "is_fast", False):
             # The options of the last call would be saved, and the file would change with every use.
@@ -251,8 +263,13 @@ class XMCPreTrainedModel(SelfContainedModel):
         for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer):
             if part is not None:
                 part.save_pretrained(folder)
-        if self.ranker is not None:
-            self.ranker.save_pretrained(folder, max_shard_size)
+        for part in (self.ranker, self.label_vectors, self.knn_vectors):
+            if part is not None:
+                part.save_pretrained(folder, max_shard_size)
+        if self.knn is not None:
+            self.knn.save_pretrained(folder, max_shard_size, KNN_FILE)
+        if self.scorer is not None:
+            self.scorer.save_pretrained(folder)
         if own_tree:
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
 
@@ -278,6 +295,17 @@ class XMCPreTrainedModel(SelfContainedModel):
                     f"{', '.join(_RANKERS)}. Update hf_xmc."
                 )
             self.ranker = _load_part(ranker_class, name_or_path, {"tree": tree, **hub_kwargs})
+        parts = set(self.config.parts or ())
+        if parts:
+            self.scorer = _load_part(Scorer, name_or_path, hub_kwargs)
+        if any(name.startswith(("text_", "centroid_")) for name in parts):
+            self.label_vectors = _load_part(LabelVectors, name_or_path, hub_kwargs)
+        if "knn_tfidf" in parts:
+            self.knn = _load_part(
+                KNNRanker, name_or_path, {"tree": self.label_tree, "filename": KNN_FILE, **hub_kwargs}
+            )
+        if "knn_vector" in parts:
+            self.knn_vectors = _load_part(KNNVectors, name_or_path, hub_kwargs)
         self._check_parts(f"`{name_or_path}`")
 
     def _check_parts(self, source: str) -> None:
@@ -292,12 +320,41 @@ class XMCPreTrainedModel(SelfContainedModel):
             problem = f"TF-IDF of {self.tfidf.num_features} terms but `{RANKER_FILE}` for {ranker.num_sparse}"
         elif ranker is not None and tree is not None and ranker.tree.num_labels != tree.num_labels:
             problem = f"{tree.num_labels} labels but a ranker for {ranker.tree.num_labels}"
+        elif self.scorer is not None and not set(self.scorer.parts) <= set(self.available_parts):
+            problem = f"a scorer of the parts {list(self.scorer.parts)} but the parts {self.available_parts}"
+        elif any(size != tree.num_labels for size in self._label_counts()):  # type: ignore[union-attr]
+            problem = f"{len(labels or ())} labels but label vectors or neighbours of {self._label_counts()}"
+        elif any(size != self._num_sparse() for size in self._term_counts()):
+            problem = f"{self._num_sparse()} sparse features but label vectors or neighbours of {self._term_counts()}"
+        elif any(size != self.vector_size for size in self._dimensions()):
+            problem = f"vectors of {self.vector_size} numbers but label vectors or neighbours of {self._dimensions()}"
         elif ranker is not None and self.encoder is not None and ranker.num_dense != self.vector_size:
             problem = f"encoder vectors of {self.vector_size} numbers but a ranker for {ranker.num_dense}"
         if problem is not None:
             raise ValueError(
                 f"{source} has {problem}. The parts belong to different models: save or download all of them again."
             )
+
+    def _num_sparse(self) -> int:
+        """Number of sparse features of a document."""
+        if self.tfidf is not None:
+            return self.tfidf.num_features
+        return 0 if self.ranker is None else self.ranker.num_sparse
+
+    def _label_counts(self) -> list[int]:
+        parts = (self.label_vectors, self.knn_vectors)
+        return [part.num_labels for part in parts if part is not None]  # type: ignore[attr-defined]
+
+    def _term_counts(self) -> list[int]:
+        indices = {} if self.label_vectors is None else self.label_vectors.sparse
+        counts = [len(index.term_begin) - 1 for index in indices.values()]
+        return counts if self.knn is None else [*counts, self.knn.num_sparse]
+
+    def _dimensions(self) -> list[int]:
+        arrays = [] if self.label_vectors is None else list(self.label_vectors.dense.values())
+        if self.knn_vectors is not None:
+            arrays.append(self.knn_vectors.vectors)
+        return [array.shape[1] for array in arrays]
 
 
 def _load_part(part: Any, name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> Any:

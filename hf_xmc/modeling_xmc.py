@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,14 @@ from transformers import AutoConfig, AutoTokenizer
 
 from .configuration_xmc import SelfContainedConfig, XMCConfig
 from .features import Features
-from .knn_ranker import KNNRanker
+from .knn_ranker import KNNRanker, KNNVectors
 from .label_tree import LabelTree
+from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
 from .modeling_heads import Head, LevelHeads
 from .modeling_utils import PredictMixin, XMCOutput, XMCPreTrainedModel, mix_scores
+from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores, Scorer
 from .text_encoder import (
     check_pooling_layers,
     default_pooling,
@@ -34,7 +36,7 @@ from .text_encoder import (
 )
 from .tfidf import TfidfFeaturizer
 
-PREDICT_WITH = ("ranker", "heads", "both")
+PREDICT_WITH = ("all", "both", *PARTS)
 
 # Documents that `embed` sorts by length together before they are put into batches.
 SORT_CHUNK = 4096
@@ -92,6 +94,10 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         self.tfidf = tfidf
         self.ranker = ranker
         self.tokenizer = tokenizer
+        self.label_vectors: LabelVectors | None = None
+        self.knn: KNNRanker | None = None
+        self.knn_vectors: KNNVectors | None = None
+        self.scorer: Scorer | None = None
         # Mixed precision of `embed`, set by the trainer; by default the encoder computes in the dtype of its weights.
         self.autocast_dtype: torch.dtype | None = None
         # The only parameter of a linear model: transformers takes device and dtype from the parameters, and writes no
@@ -273,7 +279,8 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
                 "The model was trained on vectors and cannot read texts. Pass `Features` or a `csr_matrix`."
             )
         # A model with heads only keeps TF-IDF from building its tree, but does not predict with it.
-        reads_tfidf = self.tfidf is not None and (self.ranker is not None or self.encoder is None)
+        readers = (self.ranker, self.label_vectors, self.knn)
+        reads_tfidf = self.tfidf is not None and (self.encoder is None or any(part is not None for part in readers))
         sparse = self.tfidf.transform(texts, num_threads=num_threads) if reads_tfidf else None  # type: ignore[union-attr]
         return Features(sparse, None if self.encoder is None else self.embed(texts, batch_size))
 
@@ -311,7 +318,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             num_threads (`int`, *optional*):
                 Number of threads of the ranker; all cores by default.
             predict_with (`str`, *optional*):
-                `"ranker"`, `"heads"` or `"both"`; defaults to the configuration.
+                What predicts, see [`XMCConfig`]; defaults to the configuration.
             input_ids (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
                 Token ids, instead of `features`.
             attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
@@ -356,26 +363,127 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         if predict_with == "both":
             candidates = self.candidate_scores(features, top_k, beam_size, num_threads)
             return mix_scores(*candidates, self.config.heads_weight, top_k)
-        scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads)
-        return XMCOutput(scores=scores, indices=indices)
+        if predict_with == "ranker":
+            scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads)
+        else:
+            scores, indices = self._predict_with_parts(features, top_k, beam_size, num_threads, predict_with)
+        device = self.anchor.device
+        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+
+    @property
+    def available_parts(self) -> list[str]:
+        """The parts that can score labels, see [`Scorer`]."""
+        config, tree = self.config, self.label_tree
+        levels = config.head_levels or []
+        has_heads = tree is not None and tree.depth in levels and config.trained_levels >= len(levels)
+        vectors = [] if self.label_vectors is None else self.label_vectors.names
+        present = {
+            "ranker": self.ranker is not None,
+            "heads": has_heads,
+            **dict.fromkeys(vectors, True),
+            "knn_tfidf": self.knn is not None,
+            "knn_vector": self.knn_vectors is not None,
+        }
+        return [name for name in PARTS if present.get(name)]
+
+    def _predict_with_parts(
+        self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None, predict_with: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        names = (predict_with,)
+        if predict_with == "all":
+            if self.scorer is None:
+                raise ValueError(
+                    "The model has no scorer. Set `predict_with='ranker'`, or train it with `XMCTrainer`."
+                )
+            assert self.labels is not None
+            log_counts, names = np.log1p(self.labels.counts).astype(np.float32), self.scorer.parts
+        elif predict_with not in self.available_parts:
+            raise ValueError(
+                f"`predict_with={predict_with!r}`, but the model has only {', '.join(self.available_parts)}."
+            )
+        scores, labels = [np.empty((0, top_k), np.float32)], [np.empty((0, top_k), np.int64)]
+        for parts in self.part_scores(features, names, top_k, beam_size, num_threads):
+            if predict_with == "all":
+                found = self.scorer.predict(parts, log_counts, top_k)  # type: ignore[union-attr]
+            else:
+                found = parts[predict_with].scores[:, :top_k], parts[predict_with].labels[:, :top_k]
+            scores.append(found[0])
+            labels.append(found[1])
+        return np.concatenate(scores), np.concatenate(labels)
+
+    @torch.no_grad()
+    def part_scores(
+        self,
+        features: Features,
+        names: Sequence[str],
+        top_k: int = 10,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+    ) -> Iterator[dict[str, PartScores]]:
+        """
+        Yields the scores of parts for consecutive blocks of documents, small enough to score all labels.
+
+        Args:
+            features ([`Features`]):
+                Documents, see [`~XMCForTextClassification.featurize`].
+            names (`Sequence[str]`):
+                The parts.
+            top_k (`int`, *optional*, defaults to 10):
+                Least number of labels that each part proposes.
+            beam_size (`int`, *optional*):
+                Number of nodes kept per level by ranker and heads, which have separate defaults.
+            num_threads (`int`, *optional*):
+                Number of threads; all cores by default.
+        """
+        assert self.label_tree is not None
+        num_labels = self.label_tree.num_labels
+        count = min(max(top_k, OTHER_PROPOSALS), num_labels)
+        size = max(1, MAX_SCORES // num_labels)
+        for start in range(0, len(features), size):
+            block = features if len(features) <= size else features[start : start + size]
+            yield {name: self._score_part(name, block, count, beam_size, num_threads) for name in names}
+
+    def _score_part(
+        self, name: str, features: Features, count: int, beam_size: int | None, num_threads: int | None
+    ) -> PartScores:
+        assert self.label_tree is not None
+        known = min(max(count, KNOWN_LABELS), self.label_tree.num_labels)
+        if name == "ranker":
+            return PartScores.from_list(*self._search_ranker("logits", features, known, beam_size, num_threads))
+        if name == "heads":
+            output = self._predict_with_heads(features, known, beam_size)
+            assert output.scores is not None and output.indices is not None
+            odds = torch.logit(output.scores.float(), eps=1e-6)
+            return PartScores.from_list(odds.cpu().numpy(), output.indices.cpu().numpy())
+        if name == "knn_tfidf":
+            assert self.knn is not None
+            votes = self.knn.predict(Features(features.sparse), known, num_threads=num_threads)
+            return PartScores.from_list(*votes, others=0.0)
+        if name == "knn_vector":
+            assert self.knn_vectors is not None and features.dense is not None
+            return PartScores.from_list(*self.knn_vectors.predict(features.dense, known), others=0.0)
+        assert self.label_vectors is not None
+        return PartScores.from_matrix(self.label_vectors.scores(name, features, num_threads), count)
 
     def _predict_with_ranker(
         self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self._search_ranker("predict", features, top_k, beam_size, num_threads)
+
+    def _search_ranker(
+        self, kind: str, features: Features, top_k: int, beam_size: int | None, num_threads: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the result of `ranker.predict` or, for classifiers, `ranker.logits`."""
         if self.ranker is None:
             raise ValueError("The model is not trained: it has no ranker. Call `XMCTrainer.train` first.")
-        initial_beam = None
-        if isinstance(self.ranker, LinearRanker) and self.ranker.first_level > 1:
-            beam = self.ranker.beam_size if beam_size is None else beam_size
-            initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
-        scores, indices = self.ranker.predict(
-            self.ranker_features(features),
-            top_k,
-            beam_size=beam_size,
-            num_threads=num_threads,
-            initial_beam=initial_beam,
-        )
-        return torch.from_numpy(scores).to(self.anchor.device), torch.from_numpy(indices).to(self.anchor.device)
+        initial_beam, search = None, self.ranker.predict
+        if isinstance(self.ranker, LinearRanker):
+            search = getattr(self.ranker, kind)
+            if self.ranker.first_level > 1:
+                beam = self.ranker.beam_size if beam_size is None else beam_size
+                initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
+        options = {"beam_size": beam_size, "num_threads": num_threads, "initial_beam": initial_beam}
+        return search(self.ranker_features(features), top_k, **options)
 
     def candidate_scores(
         self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None
@@ -402,7 +510,8 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         assert self.label_tree is not None
         tree = self.label_tree
         num_ranker, num_heads = (min(max(top_k, count), tree.num_labels) for count in _CANDIDATES)
-        scores, indices = self._predict_with_ranker(features, num_ranker, beam_size, num_threads)
+        ranked = self._predict_with_ranker(features, num_ranker, beam_size, num_threads)
+        scores, indices = (torch.from_numpy(array).to(self.anchor.device) for array in ranked)
         positions = torch.from_numpy(tree.leaf_positions).to(indices.device)
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
         parts = zip(vectors.split(256), nodes.split(256), strict=True)

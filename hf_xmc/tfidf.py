@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from scipy.sparse import csr_matrix
 
 from .kernels_text import (
     count_ngrams,
+    find_words,
     index_terms,
     merge_ngrams,
     merge_words,
@@ -40,7 +42,7 @@ VOCABULARY_FILE = "tfidf_vocab.txt"
 
 # The characters that n-grams are taken from: runs of these.
 _ANALYZERS = {"word": r"\w+", "char_wb": r"\S+"}
-_SETTINGS = ("analyzer", "ngram_range", "min_df", "max_features", "lead_words", "power")
+_SETTINGS = ("analyzer", "ngram_range", "min_df", "max_features", "lead_words", "power", "stemmer")
 # Constants that were options in version 0.1: a model of that version may have been saved with other values.
 _CONSTANTS = ("sublinear_tf", "lowercase", "lead_weight")
 _Result = TypeVar("_Result")
@@ -69,6 +71,37 @@ def _decode(codes: np.ndarray) -> str:
 
 def _new_lexicon() -> _Lexicon:
     return np.zeros((1024, 2), np.uint64), np.zeros(512, np.int64), np.zeros(4096, np.uint32), 0
+
+
+_stemmers = threading.local()  # a stemmer must not be used by two threads at a time
+
+
+def _load_stemmer(language: str) -> Any:
+    """Returns the Snowball stemmer of a language for this thread."""
+    stemmers = _stemmers.__dict__
+    if language not in stemmers:
+        # Inside `try`, so that code which is loaded with a model needs the package only for models that use it.
+        try:
+            import Stemmer
+        except ImportError as error:
+            raise ImportError("`stemmer` needs the package PyStemmer: `pip install PyStemmer`.") from error
+        if language not in Stemmer.algorithms():
+            raise ValueError(f"`stemmer={language!r}` is not one of {', '.join(Stemmer.algorithms())}.")
+        stemmers[language] = Stemmer.Stemmer(language)
+    return stemmers[language]
+
+
+def _stem_words(lexicon: _Lexicon, language: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the stems of the words of a lexicon: their ends and code points."""
+    _, ends, chars, count = lexicon
+    text = _decode(chars[: ends[count]])
+    words = [text[start:stop] for start, stop in pairwise(ends[: count + 1].tolist())]
+    stems = _load_stemmer(language).stemWords(words)
+    # Terms have two or more characters.
+    stems = [stem if len(stem) > 1 else word for stem, word in zip(stems, words, strict=True)]
+    stem_ends = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, stems), np.int64, count), out=stem_ends[1:])
+    return stem_ends, _encode("".join(stems))
 
 
 def _rows(texts: Iterable[str]) -> Iterator[str]:
@@ -181,6 +214,9 @@ class TfidfFeaturizer:
             of these columns is 0.7 times the norm of the others before the row is normalised.
         power (`float`, *optional*, defaults to 1.0):
             Exponent of the weights. Values above 1 increase the influence of rare and repeated terms.
+        stemmer (`str`, *optional*):
+            Language of a Snowball stemmer, such as `"english"`: words with the same stem are the same term. Needs
+            `analyzer="word"`. `None` keeps words as they are.
 
     Example:
 
@@ -208,6 +244,7 @@ class TfidfFeaturizer:
         max_features: int | None = 300_000,
         lead_words: int = 0,
         power: float = 1.0,
+        stemmer: str | None = None,
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
@@ -221,7 +258,12 @@ class TfidfFeaturizer:
             raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0.")
         if not 0 < power < np.inf:
             raise ValueError(f"`power` is {power!r}; it must be a finite number greater than 0.")
+        if stemmer is not None:
+            _load_stemmer(stemmer)
+            if analyzer != "word":
+                raise ValueError(f"`stemmer={stemmer!r}` needs `analyzer='word'`: character n-grams have no stems.")
         self.analyzer = analyzer
+        self.stemmer = stemmer
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df
         self.max_features = max_features or None
@@ -362,6 +404,9 @@ class TfidfFeaturizer:
         if self.analyzer == "word":
             symbols, bounds, *words = read_words(*self._codes(texts), inside, *_new_lexicon(), True)
             lexicon = tuple(words)
+            if self.stemmer is not None:
+                *words, numbers = merge_words(*_new_lexicon(), *_stem_words(lexicon, self.stemmer), lexicon[3])
+                lexicon, symbols = tuple(words), numbers[symbols]
         else:
             symbols, bounds = read_chars(*self._codes(texts), inside)
         table, documents, occurrences = count_ngrams(symbols, bounds, *self.ngram_range, self.analyzer == "char_wb")
@@ -386,7 +431,11 @@ class TfidfFeaturizer:
     def _weigh(self, texts: list[str]) -> _Arrays:
         """Returns the rows of a chunk as CSR arrays."""
         inside = _code_points_of(_ANALYZERS[self.analyzer])
-        if self.analyzer == "word":
+        if self.stemmer is not None:
+            symbols, bounds, *words = read_words(*self._codes(texts), inside, *_new_lexicon(), True)
+            stems = _stem_words(tuple(words), self.stemmer)
+            symbols = find_words(*self._lexicon[:3], *stems, words[3])[symbols]
+        elif self.analyzer == "word":
             symbols, bounds = read_words(*self._codes(texts), inside, *self._lexicon, False)[:2]
         else:
             symbols, bounds = read_chars(*self._codes(texts), inside)

@@ -13,12 +13,12 @@ from small_problems import random_problem
 from hf_xmc import XMCEnsemble, XMCForTextClassification, XMCTrainer, XMCTrainingArguments, pipeline
 from hf_xmc.features import Features
 from hf_xmc.hub.model_card import write_model_card
+from hf_xmc.kernels_similarity import largest_of_rows
 from hf_xmc.knn_ranker import KNNRanker
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import RANKER_FILE
 from hf_xmc.remote_code import code_files
 from hf_xmc.serialization import save_tensors
-from hf_xmc.training.kernels_cluster import largest_of_rows
 from hf_xmc.training.knn import index_documents
 from hf_xmc.training.options import KNNArguments
 
@@ -193,7 +193,7 @@ def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
     assert "empty text" in (tmp_path / "knn" / "README.md").read_text()
     assert warning not in (tmp_path / "linear" / "README.md").read_text()
     assert warning in write_model_card(tmp_path / "both").read_text()
-    assert {"knn_ranker.py", "kernels_knn.py"} <= {path.name for path in code_files()}
+    assert {"knn_ranker.py", "kernels_similarity.py"} <= {path.name for path in code_files()}
 
 
 def test_texts_of_labels_vote_too(tmp_path):

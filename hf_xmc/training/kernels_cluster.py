@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..kernels_similarity import largest
 from ..simd import compiled, prefetch_span
 
 # Members that find the centres of a larger node, and the iterations that refine them on all members.
@@ -110,7 +111,7 @@ def _two_means(
         )
         if iteration > 0:
             left_scale, right_scale = new_left_scale, new_right_scale
-        now_left = _largest(left_dots * left_scale - right_dots * right_scale, left_count)
+        now_left = largest(left_dots * left_scale - right_dots * right_scale, left_count)
         if iteration == max_iterations - 1 and not last_sums:
             return now_left
         if iteration == 0:
@@ -148,32 +149,6 @@ def _dots(indptr, indices, data, dense, members, left, sparse_sums, dense_sums):
             right_square += right_dots[i]
     left_scale = np.float32(1 / np.sqrt(max(left_square, 1e-24)))
     return left_dots, right_dots, left_scale, np.float32(1 / np.sqrt(max(right_square, 1e-24)))
-
-
-@compiled
-def _largest(values, count):
-    """Marks the `count` largest values; of equal ones, those that come first."""
-    threshold = np.partition(values, values.shape[0] - count)[values.shape[0] - count]
-    equal_left = count - (values > threshold).sum()
-    marked = np.zeros(values.shape[0], dtype=np.bool_)
-    for i in range(values.shape[0]):
-        if values[i] > threshold:
-            marked[i] = True
-        elif values[i] == threshold and equal_left > 0:
-            marked[i] = True
-            equal_left -= 1
-    return marked
-
-
-@compiled
-def largest_of_rows(indptr, data, count):
-    """Marks the `count` largest entries of each sparse row, all where there are no more."""
-    marked = np.ones(data.shape[0], dtype=np.bool_)
-    for row in range(indptr.shape[0] - 1):
-        begin, end = indptr[row], indptr[row + 1]
-        if end - begin > count:
-            marked[begin:end] = _largest(data[begin:end], count)
-    return marked
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Lists training documents so that those like another one are found."""
+"""Indexes training documents for votes of similar documents."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from ..features import Features
-from ..knn_ranker import KNNIndex, KNNRanker
+from ..knn_ranker import KNNIndex, KNNRanker, KNNVectors, heaviest_terms
 from ..label_tree import LabelTree
-from .kernels_cluster import largest_of_rows
+from ..label_vectors import InvertedIndex
 from .options import KNNArguments
 
 
-def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments) -> KNNRanker:
+def index_documents(
+    features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments, query_terms: int = 0
+) -> KNNRanker:
     """
-    A ranker that knows these documents.
+    Indexes documents by their terms.
 
     Args:
         features ([`Features`]):
             The documents, sparse.
         targets (`csr_matrix`):
-            Their labels, (documents, labels).
+            Their labels, `(documents, labels)`.
         tree ([`LabelTree`]):
-            The labels' tree.
+            The label tree.
         arguments ([`KNNArguments`]):
             Options.
+        query_terms (`int`, *optional*, defaults to 0):
+            See [`KNNRanker`].
     """
-    documents = features.sparse
-    assert documents is not None and features.dense is None
-    if arguments.terms:
-        kept = largest_of_rows(documents.indptr, documents.data, arguments.terms)
-        ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[documents.indptr]
-        documents = csr_matrix((documents.data[kept], documents.indices[kept], ends), shape=documents.shape)
-    by_term = documents.tocsc()
-    index = KNNIndex(
-        by_term.indptr.astype(np.int64),
-        by_term.indices.astype(np.int32),
-        by_term.data.astype(np.float32),
-        targets.indptr.astype(np.int64),
-        targets.indices.astype(np.int32),
-    )
-    return KNNRanker(tree, index, count=arguments.count, power=arguments.exponent)
+    assert features.sparse is not None
+    index = InvertedIndex.from_rows(heaviest_terms(features.sparse, arguments.terms))
+    begin, labels = _label_lists(targets)
+    knn_index = KNNIndex(index.term_begin, index.term_rows, index.term_weights, begin, labels)
+    return KNNRanker(tree, knn_index, count=arguments.count, power=arguments.exponent, query_terms=query_terms)
+
+
+def index_vectors(vectors: np.ndarray, targets: csr_matrix) -> KNNVectors:
+    """Indexes documents by their vectors of unit length."""
+    return KNNVectors(vectors.astype(np.float16), *_label_lists(targets), targets.shape[1])
+
+
+def _label_lists(targets: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    return targets.indptr.astype(np.int64), targets.indices.astype(np.int32)

@@ -1,0 +1,177 @@
+"""Label vectors: vectors of the labels' texts and documents, their similarity to documents, and their file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from .features import Features
+from .kernels_similarity import add_products
+from .serialization import MAX_SHARD_SIZE, load_sharded, save_sharded
+from .utils import count_threads
+
+LABEL_VECTORS_FILE = "label_vectors.safetensors"
+_KIND = "label vectors"
+_ARRAYS = ("term_begin", "term_rows", "term_weights")
+# Documents of a task of a thread.
+_DOCUMENTS_PER_TASK = 16
+
+
+@dataclass(frozen=True)
+class InvertedIndex:
+    """
+    A sparse matrix by columns: the rows that contain each term.
+
+    Args:
+        term_begin (`np.ndarray`): First entry of each term, int64 (terms + 1).
+        term_rows (`np.ndarray`): Rows with the term, int32.
+        term_weights (`np.ndarray`): Weights of the term in them, float32.
+    """
+
+    term_begin: np.ndarray
+    term_rows: np.ndarray
+    term_weights: np.ndarray
+
+    @classmethod
+    def from_rows(cls, rows: csr_matrix) -> InvertedIndex:
+        """Indexes the rows of a sparse matrix."""
+        columns = rows.tocsc()
+        return cls(columns.indptr.astype(np.int64), columns.indices.astype(np.int32), columns.data.astype(np.float32))
+
+    def products(self, documents: csr_matrix, num_rows: int, num_threads: int | None = None) -> np.ndarray:
+        """Returns the dot products of documents with all rows, float32 `(documents, rows)`."""
+        products = np.zeros((documents.shape[0], num_rows), dtype=np.float32)
+
+        def run(first: int) -> None:
+            last = min(first + _DOCUMENTS_PER_TASK, len(products))
+            add_products(
+                documents.indptr, documents.indices, documents.data, first, last, self.term_begin, self.term_rows,
+                self.term_weights, products[first:last],
+            )  # fmt: skip
+
+        starts = range(0, len(products), _DOCUMENTS_PER_TASK)
+        if len(starts) == 1:
+            run(0)
+        else:
+            with ThreadPoolExecutor(count_threads(num_threads)) as pool:
+                list(pool.map(run, starts))
+        return products
+
+
+class LabelVectors:
+    """
+    Vectors of unit length for the labels, in the space of TF-IDF or of the encoder.
+
+    The vector of a label is that of its text, or the normalised sum of the vectors of its training documents (its
+    centroid). The score of a label is the cosine of its vector and the document's. A label without text or documents
+    has a zero vector.
+
+    Args:
+        num_labels (`int`):
+            Number of labels.
+        sparse (`Mapping[str, InvertedIndex]`, *optional*):
+            TF-IDF vectors by name, such as `text_tfidf`.
+        dense (`Mapping[str, np.ndarray]`, *optional*):
+            Encoder vectors by name, such as `text_vector`; float16 `(labels, dimensions)`.
+    """
+
+    def __init__(
+        self,
+        num_labels: int,
+        sparse: Mapping[str, InvertedIndex] | None = None,
+        dense: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.num_labels = num_labels
+        self.sparse = dict(sparse or {})
+        self.dense = dict(dense or {})
+        # Products in float16 are slow on CPUs, so a float32 copy is made when vectors are first used.
+        self._float32: dict[str, np.ndarray] = {}
+
+    def __repr__(self) -> str:
+        return f"LabelVectors({self.num_labels} labels: {', '.join(self.names)})"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the kinds of vectors."""
+        return [*self.sparse, *self.dense]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all vectors."""
+        return sum(array.nbytes for array in self._tensors().values())
+
+    def scores(self, name: str, features: Features, num_threads: int | None = None) -> np.ndarray:
+        """
+        Returns the cosines of documents with the vectors of all labels.
+
+        Args:
+            name (`str`):
+                Kind of vectors.
+            features ([`Features`]):
+                Documents of unit length in the space of the vectors.
+            num_threads (`int`, *optional*):
+                Number of threads of sparse products; all cores by default.
+
+        Returns:
+            `np.ndarray`: float32 `(documents, labels)`. The caller bounds the number of documents.
+        """
+        if name in self.sparse:
+            assert features.sparse is not None
+            return self.sparse[name].products(features.sparse, self.num_labels, num_threads)
+        assert features.dense is not None
+        if name not in self._float32:
+            self._float32[name] = np.ascontiguousarray(self.dense[name].astype(np.float32).T)
+        return features.dense @ self._float32[name]
+
+    def _tensors(self) -> dict[str, np.ndarray]:
+        sparse = {f"{name}.{key}": getattr(index, key) for name, index in self.sparse.items() for key in _ARRAYS}
+        return {**sparse, **self.dense}
+
+    def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
+        """Writes `label_vectors.safetensors`, or its shards."""
+        metadata = {"num_labels": str(self.num_labels)}
+        save_sharded(save_directory, LABEL_VECTORS_FILE, self._tensors(), _KIND, metadata, max_shard_size)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> LabelVectors:
+        """Opens the label vectors of a saved model, memory-mapped."""
+        tensors, metadata = load_sharded(name_or_path, LABEL_VECTORS_FILE, _KIND, **hub_kwargs)
+        path = os.path.join(name_or_path, LABEL_VECTORS_FILE)
+        dense = {name: array for name, array in tensors.items() if "." not in name}
+        try:
+            num_labels = int(metadata["num_labels"])
+            names = dict.fromkeys(name.split(".")[0] for name in tensors if "." in name)
+            sparse = {name: InvertedIndex(*(tensors[f"{name}.{key}"] for key in _ARRAYS)) for name in names}
+        except KeyError as error:
+            raise ValueError(f"`{path}` lacks the entry {error}. Save or download it again.") from error
+        for name, index in sparse.items():
+            check_index(index, num_labels, f"`{path}`, {name}")
+        for name, array in dense.items():
+            if array.ndim != 2 or len(array) != num_labels or not np.isfinite(array).all():
+                raise ValueError(
+                    f"`{path}` has damaged vectors `{name}` (shape {array.shape}, {num_labels} labels, or values that "
+                    "are not finite). Save or download it again."
+                )
+        return cls(num_labels, sparse, dense)
+
+
+def check_index(index: InvertedIndex, num_rows: int, source: str) -> None:
+    """Raises if an index could lead the compiled loops out of their arrays."""
+    begin, rows, weights = index.term_begin, index.term_rows, index.term_weights
+    if (
+        (begin.dtype, rows.dtype, weights.dtype) != (np.int64, np.int32, np.float32)
+        or not begin.ndim == rows.ndim == weights.ndim == 1
+        or not len(begin)
+        or begin[0] != 0
+        or begin[-1] != len(rows)
+        or len(rows) != len(weights)
+        or (np.diff(begin) < 0).any()
+        or (len(rows) and not 0 <= rows.min() <= rows.max() < num_rows)
+        or not np.isfinite(weights).all()
+    ):
+        raise ValueError(f"{source}: the index is damaged. Save or download it again.")

@@ -1,0 +1,200 @@
+"""The last scorer: a logistic model that turns the scores of a model's parts into one probability per label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from .kernels_similarity import add_logits, best_columns, look_up
+from .serialization import read_json, resolve_file, write_json
+
+SCORER_FILE = "scorer.json"
+
+# Parts that can score labels. Those of TF-IDF and of the encoder's vectors are similarities (label_vectors.py) and
+# votes (knn_ranker.py).
+TFIDF_PARTS = ("text_tfidf", "centroid_tfidf", "knn_tfidf")
+VECTOR_PARTS = ("text_vector", "centroid_vector", "knn_vector")
+PARTS = ("ranker", "heads", *TFIDF_PARTS, *VECTOR_PARTS)
+
+# Labels that a part proposes for each document, at least `top_k`.
+PROPOSALS = {"ranker": 50}
+OTHER_PROPOSALS = 30
+# Labels whose score by ranker or heads is known exactly; the others get the lowest score among these.
+KNOWN_LABELS = 200
+# Scores in memory at a time, per part.
+MAX_SCORES = 1 << 22
+
+
+@dataclass(frozen=True)
+class PartScores:
+    """
+    What one part says about the labels of some documents.
+
+    Args:
+        labels (`np.ndarray`):
+            Its best labels, best first, padded with -1; int64 `(documents, labels)`.
+        scores (`np.ndarray`):
+            Their scores, float32 of the same shape.
+        matrix (`np.ndarray`, *optional*):
+            The scores of all labels, if the part computes them; float32 `(documents, all labels)`.
+        others (`np.ndarray`, *optional*):
+            Otherwise the score of labels that are not in `labels`, one for each document.
+    """
+
+    labels: np.ndarray
+    scores: np.ndarray
+    matrix: np.ndarray | None = None
+    others: np.ndarray | None = None
+
+    @classmethod
+    def from_matrix(cls, matrix: np.ndarray, count: int) -> PartScores:
+        """The scores of all labels; the best `count` positive ones are proposed."""
+        scores = np.empty((len(matrix), count), dtype=np.float32)
+        labels = np.empty((len(matrix), count), dtype=np.int64)
+        best_columns(matrix, scores, labels)
+        return cls(labels, scores, matrix=matrix)
+
+    @classmethod
+    def from_list(cls, scores: np.ndarray, labels: np.ndarray, others: float | None = None) -> PartScores:
+        """The best labels with their scores; other labels have the score `others`, by default the lowest known one."""
+        if others is None:
+            lowest = np.where(labels >= 0, scores, np.inf).min(axis=1)
+            filled = np.where(np.isfinite(lowest), lowest, 0).astype(np.float32)
+        else:
+            filled = np.full(len(scores), others, dtype=np.float32)
+        scores = np.where(labels >= 0, scores, filled[:, None]).astype(np.float32)
+        return cls(labels, scores, others=filled)
+
+    @property
+    def best(self) -> np.ndarray:
+        """The highest score of each document."""
+        return np.ascontiguousarray(self.scores[:, 0])
+
+    def of(self, candidates: np.ndarray, num_labels: int) -> np.ndarray:
+        """Returns the scores of `candidates`, int64 `(documents, candidates)` padded with -1."""
+        if self.matrix is not None:
+            return np.take_along_axis(self.matrix, np.maximum(candidates, 0), axis=1)
+        scores = np.empty(candidates.shape, dtype=np.float32)
+        places = np.zeros(num_labels, dtype=np.int32)
+        look_up(self.labels, self.scores, candidates, self.others, places, scores)
+        return scores
+
+
+def unite(parts: Mapping[str, PartScores], top_k: int) -> np.ndarray:
+    """Returns the labels that any part proposes for each document in ascending order, padded with -1 at the front."""
+    counts = {name: max(top_k, PROPOSALS.get(name, OTHER_PROPOSALS)) for name in parts}
+    labels = np.sort(np.concatenate([part.labels[:, : counts[name]] for name, part in parts.items()], axis=1), axis=1)
+    labels[:, 1:][labels[:, 1:] == labels[:, :-1]] = -1
+    labels = np.sort(labels, axis=1)
+    width = int((labels >= 0).sum(axis=1).max(initial=0))
+    return np.ascontiguousarray(labels[:, labels.shape[1] - max(width, 1) :])
+
+
+class Scorer:
+    """
+    A logistic model over the scores of the parts.
+
+    For a label of a document and each part, the model takes the part's score and the difference to the document's best
+    score; for both it has a coefficient of the value, of its square and of its product with `log(1 + n)`, where `n` is
+    the number of training documents of the label. `log(1 + n)` itself and its square have one coefficient each.
+
+    Args:
+        parts (`Sequence[str]`):
+            Names of the parts, see `PARTS`.
+        weights (`np.ndarray`):
+            Coefficients of the parts, `(parts, 2, 3)`: score and difference; value, square, product.
+        count_weights (`np.ndarray`):
+            Coefficients of `log(1 + n)` and its square.
+        bias (`float`):
+            The constant.
+        num_documents (`int`, *optional*, defaults to 0):
+            Number of documents that the model was fitted on; 0 for the fixed weights of [`default_scorer`].
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[str],
+        weights: np.ndarray,
+        count_weights: np.ndarray,
+        bias: float,
+        num_documents: int = 0,
+    ) -> None:
+        self.parts = tuple(parts)
+        self.weights = np.asarray(weights, dtype=np.float32)
+        self.count_weights = np.asarray(count_weights, dtype=np.float32)
+        self.bias, self.num_documents = float(bias), int(num_documents)
+        if not self.parts or set(self.parts) - set(PARTS):
+            raise ValueError(f"The parts {list(self.parts)} of a scorer must be among {', '.join(PARTS)}.")
+        if self.weights.shape != (len(self.parts), 2, 3) or self.count_weights.shape != (2,):
+            raise ValueError(
+                f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 3)} and (2,), "
+                f"not {self.weights.shape} and {self.count_weights.shape}."
+            )
+        if not (np.isfinite(self.weights).all() and np.isfinite(self.count_weights).all() and np.isfinite(self.bias)):
+            raise ValueError("The weights of a scorer must be finite.")
+
+    def __repr__(self) -> str:
+        return f"Scorer({', '.join(self.parts)}, fitted on {self.num_documents} documents)"
+
+    def logits(self, parts: Mapping[str, PartScores], candidates: np.ndarray, log_counts: np.ndarray) -> np.ndarray:
+        """
+        Returns the log-odds of candidates.
+
+        Args:
+            parts (`Mapping[str, PartScores]`): The scores of each part.
+            candidates (`np.ndarray`): Labels, int64 `(documents, candidates)` padded with -1.
+            log_counts (`np.ndarray`): `log(1 + n)` of all labels, float32.
+        """
+        counts = log_counts[np.maximum(candidates, 0)]
+        first, second = self.count_weights
+        logits = np.float32(self.bias) + counts * (first + second * counts)
+        for name, weights in zip(self.parts, self.weights, strict=True):
+            part = parts[name]
+            add_logits(part.of(candidates, len(log_counts)), part.best, counts, weights, logits)
+        return logits
+
+    def predict(
+        self, parts: Mapping[str, PartScores], log_counts: np.ndarray, top_k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the probabilities and ids of the `top_k` best labels of each document, padded with 0 and -1."""
+        candidates = unite(parts, top_k)
+        logits = self.logits(parts, candidates, log_counts)
+        logits[candidates < 0] = -np.inf
+        # Candidates ascend, so that of equal labels the lower one comes first.
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+        labels = np.take_along_axis(candidates, order, axis=1)
+        scores = expit(np.take_along_axis(logits, order, axis=1))
+        padding = ((0, 0), (0, top_k - labels.shape[1]))
+        return np.pad(scores, padding), np.pad(labels, padding, constant_values=-1)
+
+    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+        """Writes `scorer.json`."""
+        content: dict[str, Any] = {
+            "parts": {
+                name: {kind: values.tolist() for kind, values in zip(("score", "difference"), weights, strict=True)}
+                for name, weights in zip(self.parts, self.weights.astype(float), strict=True)
+            },
+            "log_count": self.count_weights.astype(float).tolist(),
+            "bias": self.bias,
+            "num_documents": self.num_documents,
+        }
+        write_json(os.path.join(save_directory, SCORER_FILE), content, indent=2)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> Scorer:
+        """Reads `scorer.json` of a saved model."""
+        path = resolve_file(name_or_path, SCORER_FILE, **hub_kwargs)
+        content = read_json(str(path))
+        try:
+            parts = content["parts"]
+            weights = [[values["score"], values["difference"]] for values in parts.values()]
+            return cls(list(parts), np.array(weights), content["log_count"], content["bias"], content["num_documents"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"`{path}` is not a valid scorer ({type(error).__name__}: {error}). Save or download it again."
+            ) from error
