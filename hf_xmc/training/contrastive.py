@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..label_vectors import LabelVectors
 from ..labels import Labels
 from ..modeling_utils import XMCOutput
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.stage_cache import digest
 from ..text_encoder import pad_batch
 from .context import RunContext
 from .levels import Levels
@@ -114,13 +112,6 @@ class LabelTexts(Levels):
             return evaluate_model(model, dataset, ks, predict_with="text_vector", **options)
         finally:
             model.label_vectors = before
-
-    @cached_property
-    def _texts_digest(self) -> str:
-        return digest(*(np.array(tokens) for tokens in self.tokens))
-
-    def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "label texts": self._texts_digest}
 
 
 class LabelTextCollator:
