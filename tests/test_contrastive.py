@@ -11,7 +11,7 @@ import torch
 from conftest import TOPICS, make_documents
 from encoder_runs import KillAfter, KillAt, Killed, assert_predicts_as_saved, assert_same_model, tensors_of
 from scipy.sparse import csr_matrix
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import Labels, XMCTrainingArguments
 from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives, readable_texts
@@ -126,6 +126,19 @@ def test_training_moves_documents_to_their_labels(train, tmp_path):
     assert_predicts_as_saved(trainer, tmp_path, ["ranker"])
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 6 and "head_learning_rate" not in losses[0]
+
+
+def test_each_pass_draws_other_positives(train):
+    drawn = {}
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, args, state, control, train_dataloader=None, **kwargs):
+            levels = train_dataloader.levels
+            for number in range(2):
+                drawn[number] = levels.collator(number).drawn
+
+    train(callbacks=[Note()], **OPTIONS, level_steps=[1])
+    assert (drawn[0] != drawn[1]).mean() > 0.3 and (drawn[0] >= 0).all()
 
 
 def test_codes_train_heads(train, few, caplog):
