@@ -26,6 +26,8 @@ PROPOSALS = {"ranker": 50}
 OTHER_PROPOSALS = 30
 # Labels whose score by ranker or heads is known exactly; the others get the lowest score among these.
 KNOWN_LABELS = 200
+# Larger coefficients would make scores that are not numbers.
+_MAX_WEIGHT = 1e6
 # Scores in memory at a time, per part.
 MAX_SCORES = 1 << 22
 
@@ -135,8 +137,9 @@ class Scorer:
                 f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 3)} and (2,), "
                 f"not {self.weights.shape} and {self.count_weights.shape}."
             )
-        if not (np.isfinite(self.weights).all() and np.isfinite(self.count_weights).all() and np.isfinite(self.bias)):
-            raise ValueError("The weights of a scorer must be finite.")
+        for values in (self.weights, self.count_weights, self.bias):
+            if not (np.abs(values) <= _MAX_WEIGHT).all():
+                raise ValueError(f"The weights of a scorer must be finite and not above {_MAX_WEIGHT:g}.")
 
     def __repr__(self) -> str:
         return f"Scorer({', '.join(self.parts)}, fitted on {self.num_documents} documents)"
@@ -194,7 +197,7 @@ class Scorer:
             parts = content["parts"]
             weights = [[values["score"], values["difference"]] for values in parts.values()]
             return cls(list(parts), np.array(weights), content["log_count"], content["bias"], content["num_documents"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid scorer ({type(error).__name__}: {error}). Save or download it again."
             ) from error
