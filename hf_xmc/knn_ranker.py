@@ -17,7 +17,7 @@ from .kernels_similarity import count_votes, largest_of_rows, vote
 from .label_tree import LabelTree
 from .linear_ranker import RANKER_FILE, Beam
 from .serialization import MAX_SHARD_SIZE, save_sharded
-from .utils import count_threads
+from .utils import check_count, count_threads
 
 _KIND = "neighbour ranker"
 KNN_FILE = "knn.safetensors"
@@ -109,8 +109,7 @@ class KNNRanker:
 
         `beam_size` and `initial_beam` are ignored: a document is compared with all training documents.
         """
-        if top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        top_k = check_count("top_k", top_k)
         if features.num_dense or features.sparse is None or features.num_sparse != self.num_sparse:
             raise ValueError(
                 f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "

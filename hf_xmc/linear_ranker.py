@@ -18,7 +18,7 @@ from .kernels_search import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
 from .serialization import MAX_SHARD_SIZE, save_sharded
 from .simd import HEADER, LANES
-from .utils import count_threads
+from .utils import check_count, count_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
@@ -178,11 +178,8 @@ class LinearRanker:
         initial_beam: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """As [`~LinearRanker.predict`], with logits (`ranking="path"`: log-probabilities); -inf for missing labels."""
-        if top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
-        beam_size = self.beam_size if beam_size is None else beam_size
-        if beam_size < 0:
-            raise ValueError(f"`beam_size` is {beam_size}; it must not be negative. 0 keeps all nodes.")
+        top_k = check_count("top_k", top_k)
+        beam_size = self.beam_size if beam_size is None else check_count("beam_size", beam_size, least=0)
         by_path = self.ranking == "path"
         raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam)
         first_leaf = first_node(self.tree, self.tree.depth)
