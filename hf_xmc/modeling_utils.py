@@ -142,9 +142,8 @@ class PredictMixin:
             else:
                 for place, text in enumerate(chunk, start=start):
                     if not isinstance(text, str):
-                        raise TypeError(
-                            f"`documents[{place}]` is {type(text).__name__}, not str. Pass '' for no text."
-                        )
+                        kind = type(text).__name__
+                        raise TypeError(f"`documents[{place}]` is {kind}, not str. Pass '' for no text.")
                 features = self.featurize(chunk, num_threads, batch_size)
             results.extend(self.name_labels(self(features, top_k, beam_size, num_threads, predict_with)))
         return results

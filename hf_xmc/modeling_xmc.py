@@ -255,14 +255,25 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             for first in range(0, len(order), batch_size):
                 chosen = order[first : first + batch_size]
                 ids, mask = pad_batch([windows[i] for i in chosen], padding)
-                with mixed:
-                    encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+                try:
+                    with mixed:
+                        encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+                except IndexError as error:
+                    raise ValueError(
+                        f"The encoder cannot read the token ids up to {ids.max()} of `tokenizer.json`, or "
+                        f"{ids.shape[1]} positions ({error}). Save or download the model again."
+                    ) from error
                 # The weight of a window is its length: a short last window counts less.
                 lengths = np.array([[len(windows[i])] for i in chosen], dtype=np.float32)
                 np.add.at(vectors, start + document[chosen], encoded * lengths)
                 if progress is not None:
                     progress(start + int(len(chunk) * min(1, (first + batch_size) / len(order))))
         self.train(was_training)
+        if not np.isfinite(vectors).all():
+            raise ValueError(
+                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged, or too "
+                "large for its dtype. Check the model with `hf-xmc verify`."
+            )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
     def featurize(self, texts: Sequence[str], num_threads: int | None = None, batch_size: int = 32) -> Features:

@@ -22,8 +22,8 @@ DESCRIPTIONS = {
     "card": "Writes README.md, its plots and .eval_results into the folder of a model, from the records of its "
     "training and of its evaluations (`hf-xmc evaluate`).",
     "export": "Copies a model and the code that loads it. Without hf_xmc, the copy loads with trust_remote_code=True.",
-    "verify": "Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its files "
-    "with the checksums in the record of its training.",
+    "verify": "Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its "
+    "files with the checksums in the record of its training.",
     "push": "Uploads a model with its card (a card written by hand is kept) and the code that loads it. Pickles are "
     "not uploaded. After an interruption, the same command continues the upload.",
     "push-dataset": "Uploads a dataset in the columns of hf_xmc (text, labels): all splits, the labels with their "
@@ -37,7 +37,8 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     if command == "push-dataset":
         parser.add_argument("data", metavar="DATA", help="folder or file of the data; `sample` is the bundled dataset")
     else:
-        parser.add_argument("model", metavar="FOLDER", help="folder of the model")
+        help_text = "folder or Hub id of the model" if command == "verify" else "folder of the model"
+        parser.add_argument("model", metavar="MODEL" if command == "verify" else "FOLDER", help=help_text)
     if command == "verify":
         return parser
     if command == "card":
