@@ -30,6 +30,8 @@ PROPOSALS = {"ranker": 50}
 OTHER_PROPOSALS = 30
 # Labels whose score by ranker or heads is known exactly; the others get the lowest score among these.
 KNOWN_LABELS = 200
+# Larger coefficients would make scores that are not numbers.
+_MAX_WEIGHT = 1e6
 # Scores in memory at a time, per part.
 MAX_SCORES = 1 << 22
 
@@ -149,9 +151,11 @@ class Scorer:
                 f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 2)} and (2,), "
                 f"not {self.weights.shape} and {self.count_weights.shape}."
             )
-        arrays = (self.weights, self.count_weights, self.curve, np.array(self.bias))
-        if not all(np.isfinite(array).all() for array in arrays) or (self.weights < 0).any():
-            raise ValueError("The numbers of a scorer must be finite, and the weights of the parts not negative.")
+        for values in (self.weights, self.count_weights, self.curve, self.bias):
+            if not (np.abs(values) <= _MAX_WEIGHT).all():
+                raise ValueError(f"The numbers of a scorer must be finite and not above {_MAX_WEIGHT:g}.")
+        if (self.weights < 0).any():
+            raise ValueError("The weights of the parts must not be negative.")
         if self.curve.ndim != 2 or len(self.curve) != 2 or self.curve.shape[1] < 2 or (np.diff(self.curve) <= 0).any():
             raise ValueError("The calibration curve of a scorer must ascend and have at least two points.")
 
@@ -222,7 +226,7 @@ class Scorer:
             weights = np.array([[values[view] for view in _VIEWS] for values in content["parts"].values()])
             numbers = (content["log_count"], content["bias"], content["curve"], content["num_documents"])
             return cls(list(content["parts"]), weights, *numbers)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid scorer ({type(error).__name__}: {error}). Save or download it again."
             ) from error

@@ -434,6 +434,7 @@ def test_files_that_lack_or_repeat_something(tmp_path):
     path = tmp_path / RANKER_FILE
     tensors = load_file(path)
     metadata = {"num_sparse": "40", "num_dense": "3", "loss": "logistic", "ranking": "leaf", "beam_size": "10"}
+    metadata["tree"] = ranker.tree.digest()
     for name in tensors:
         part = {key: value for key, value in tensors.items() if key != name}
         save_tensors(path, part, "linear ranker", metadata)

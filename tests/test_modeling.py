@@ -132,7 +132,7 @@ def test_top_k_beyond_the_labels(model):
 def test_bad_input(model):
     with pytest.raises(TypeError, match="documents"):
         model.predict("topic07")
-    with pytest.raises(TypeError, match=r"texts\[1\].*NoneType"):
+    with pytest.raises(TypeError, match=r"documents\[1\].*NoneType"):
         model.predict(["topic07", None])
     with pytest.raises(ValueError, match="top_k"):
         model.predict(["topic07"], top_k=0)
