@@ -12,7 +12,7 @@ from small_problems import assert_optimal, best_objective, random_problem, uneve
 from transformers import BertConfig
 
 from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import bootstrap
 from hf_xmc.training.bootstrap import (
     bootstrap_head,

@@ -17,7 +17,7 @@ from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification
 from hf_xmc.cli.main import main
 from hf_xmc.ensemble_xmc import combine_members
 from hf_xmc.inference.predict import evaluate_model
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.ensemble import choose_weights, make_ensemble
 
 TEXTS = [*make_documents(20, seed=11)["text"], ""]

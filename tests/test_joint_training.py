@@ -21,7 +21,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import XMCForTextClassification
 from hf_xmc.modeling_heads import AdaptiveHead, BottleneckHead, LevelHead
-from hf_xmc.training.averaging import AVERAGE_FILE
+from hf_xmc.training.optimizer import AVERAGE_FILE
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 

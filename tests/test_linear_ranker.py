@@ -17,7 +17,7 @@ import hf_xmc.training.ranker as ranker_training_module
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import RANKER_FILE, LinearRanker
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.serialization import save_tensors
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker

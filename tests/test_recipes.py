@@ -12,7 +12,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 
 from hf_xmc.cli.main import main
 from hf_xmc.cli.train import make_parser
-from hf_xmc.training.fsdp import set_up_plugin
+from hf_xmc.training.large_encoders import set_up_plugin
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 LAUNCHERS = sorted(FOLDER.glob("accelerate/*.yaml"))

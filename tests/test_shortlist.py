@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from small_problems import as_rows, as_weights, assert_optimal, cost_sensitive_weights, random_problem, uneven_tree
 
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import shortlist
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker

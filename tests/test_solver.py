@@ -21,7 +21,7 @@ from small_problems import (
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import ranker as ranker_training
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker

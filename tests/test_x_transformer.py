@@ -21,7 +21,7 @@ from small_problems import (
 
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
 from hf_xmc.linear_ranker import Beam, LinearRanker
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.label_features import describe_labels, label_documents
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker

@@ -18,8 +18,7 @@ from transformers.utils import CONFIG_NAME
 from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
 from ..modeling_utils import PredictMixin, model_files
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import PieceFolder, share_pieces
+from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
 from ..utils import Progress, available_cores, count_threads
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text

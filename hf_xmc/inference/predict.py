@@ -15,7 +15,7 @@ from ..evaluation.metrics import XMCMetrics
 from ..features import Features
 from ..modeling_utils import PREDICT_CHUNK, PredictMixin
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 
 BATCH_SIZE = 32
 """Texts that pass through an encoder together, by default."""

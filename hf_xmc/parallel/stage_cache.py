@@ -11,12 +11,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..serialization import load_tensors, new_folder, read_json, save_tensors, write_json
+from ..utils import Progress
 from .process_group import ProcessGroup
 
 try:
@@ -390,3 +392,23 @@ def _wait_for(path: Path, seconds: float) -> None:
                 "not share this file system. Finished work is kept: start again."
             )
         time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """
+    Resources of a computation. They change its speed, never its result.
+
+    Args:
+        num_threads (`int`, *optional*):
+            Threads to use; all available cores by default.
+        progress (`Callable[[str, int, int], None]`, *optional*):
+            Called with (stage, done, total).
+        cache ([`StageCache`], *optional*):
+            Shares pieces of work among processes and keeps finished ones on disk. By default this process does
+            everything and keeps nothing.
+    """
+
+    num_threads: int | None = None
+    progress: Progress | None = None
+    cache: StageCache = NO_CACHE

@@ -15,7 +15,7 @@ from ..label_tree import LabelTree
 from ..linear_ranker import Beam
 from ..modeling_heads import AdaptiveHead, BottleneckHead, Head, LevelHead
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..simd import LANES
 from .level_data import LevelData
 from .options import LevelArguments, RankerArguments, per_level

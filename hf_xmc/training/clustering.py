@@ -12,7 +12,7 @@ import numpy as np
 from ..features import Features
 from ..label_tree import LabelTree
 from ..linear_ranker import sparse_part
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..utils import Progress, count_threads
 from .kernels_cluster import bisect, nearest_centre
 from .options import TreeArguments

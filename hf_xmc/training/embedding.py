@@ -14,8 +14,7 @@ from datasets import Features as Columns
 from datasets import List as ListColumn
 
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import digest
+from ..parallel.stage_cache import Runtime, digest
 from ..serialization import load_tensors, save_tensors
 
 _BATCH_SIZE = 1024

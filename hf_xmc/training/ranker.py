@@ -22,8 +22,7 @@ from ..linear_ranker import (
     number_blocks,
     sparse_part,
 )
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import digest
+from ..parallel.stage_cache import Runtime, digest
 from ..simd import HEADER, LANES
 from ..utils import count_threads
 from .options import RankerArguments

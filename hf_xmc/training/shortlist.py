@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..linear_ranker import Beam, LinearRanker, first_node
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..simd import compiled
 
 NEGATIVES = ("tfn", "man", "both")

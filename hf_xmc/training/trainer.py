@@ -30,8 +30,7 @@ from ..data.columns import documents_digest
 from ..inference.predict import evaluate_level, evaluate_model, predict_batches
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import CACHE_FOLDER, StageCache
+from ..parallel.stage_cache import CACHE_FOLDER, Runtime, StageCache
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
