@@ -154,8 +154,7 @@ def find_sources(
             names), ids of datasets on the Hub, or loaded `datasets.Dataset`s.
         columns ([`CorpusColumns`]):
             The columns to read.
-        split (`str`, *optional*):
-            Split of folders and datasets that have several.
+        split (`str`, *optional*): Split of folders and datasets that have several.
     """
     sources: list[Source] = []
     for number, item in enumerate(inputs, 1):

@@ -16,12 +16,9 @@ def format_metrics(metrics: Mapping[str, float], *, markdown: bool = False, digi
     Formats metrics as a table in percent, with one row per metric and one column per k.
 
     Args:
-        metrics (`Mapping[str, float]`):
-            Result of [`XMCMetrics.compute`]: fractions by names such as `"P@5"`.
-        markdown (`bool`, *optional*, defaults to `False`):
-            Whether to write a Markdown table instead of aligned text.
-        digits (`int`, *optional*, defaults to 2):
-            Digits after the point.
+        metrics (`Mapping[str, float]`): Result of [`XMCMetrics.compute`]: fractions by names such as `"P@5"`.
+        markdown (`bool`, *optional*, defaults to `False`): Whether to write a Markdown table instead of aligned text.
+        digits (`int`, *optional*, defaults to 2): Digits after the point.
     """
     cells: dict[str, dict[int, float]] = {}
     for key, value in metrics.items():
@@ -44,14 +41,10 @@ def format_by_frequency(
     Formats results by label frequency as a table, with one row per bucket and shares in percent.
 
     Args:
-        rows (`Sequence[Mapping[str, Any]]`):
-            Result of [`XMCMetrics.by_frequency`].
-        k (`int`, *optional*, defaults to 5):
-            Cutoff of the ranking.
-        markdown (`bool`, *optional*, defaults to `False`):
-            Whether to write a Markdown table instead of aligned text.
-        digits (`int`, *optional*, defaults to 2):
-            Digits after the point.
+        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
+        k (`int`, *optional*, defaults to 5): Cutoff of the ranking.
+        markdown (`bool`, *optional*, defaults to `False`): Whether to write a Markdown table instead of aligned text.
+        digits (`int`, *optional*, defaults to 2): Digits after the point.
     """
     check_buckets(rows, k)
     header = [

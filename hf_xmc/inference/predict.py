@@ -54,12 +54,9 @@ def document_features(
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
-        documents (`datasets.Dataset` or `Mapping[str, Sequence]`):
-            Documents in the columns of [`prepare_dataset`].
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        documents (`datasets.Dataset` or `Mapping[str, Sequence]`): Documents in the columns of [`prepare_dataset`].
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
     """
     features = [_member_features(member, documents, batch_size, num_threads) for member in members_of(model)]
     return MemberFeatures(features) if isinstance(model, XMCEnsemble) else features[0]
@@ -96,12 +93,9 @@ def map_batches(
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model, which computes the features.
-        dataset (`datasets.Dataset`):
-            Documents in the columns of [`prepare_dataset`].
-        function (`Callable[[Features], Mapping[str, np.ndarray]]`):
-            Computes arrays from the features of a chunk.
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
+        dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
+        function (`Callable[[Features], Mapping[str, np.ndarray]]`): Computes arrays from the features of a chunk.
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         runtime ([`Runtime`], *optional*):
             Threads, progress callback, and the cache that shares chunks among processes.
     """
@@ -136,16 +130,11 @@ def predict_batches(
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
-        dataset (`datasets.Dataset`):
-            Documents in the columns of [`prepare_dataset`].
-        top_k (`int`, *optional*):
-            Labels per document. Default: the model's.
-        beam_size (`int`, *optional*):
-            Nodes kept per level; 0 keeps all. Default: the model's.
-        predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
+        dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
+        top_k (`int`, *optional*): Labels per document. Default: the model's.
+        beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
+        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         runtime ([`Runtime`], *optional*):
             Threads, progress callback, and the cache that shares chunks among processes.
     """
@@ -173,10 +162,8 @@ def evaluate_model(
     Args:
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
             A trained model.
-        dataset (`datasets.Dataset`):
-            Documents with labels, in the columns of [`prepare_dataset`].
-        ks (`Iterable[int]`, *optional*):
-            Cutoffs of the ranking. Default: those of [`XMCMetrics`].
+        dataset (`datasets.Dataset`): Documents with labels, in the columns of [`prepare_dataset`].
+        ks (`Iterable[int]`, *optional*): Cutoffs of the ranking. Default: those of [`XMCMetrics`].
         beam_size, predict_with, batch_size, runtime:
             See [`predict_batches`]. Every process gets the same result.
     """

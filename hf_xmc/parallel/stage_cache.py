@@ -400,10 +400,8 @@ class Runtime:
     Resources of a computation. They change its speed, never its result.
 
     Args:
-        num_threads (`int`, *optional*):
-            Threads to use; all available cores by default.
-        progress (`Callable[[str, int, int], None]`, *optional*):
-            Called with (stage, done, total).
+        num_threads (`int`, *optional*): Threads to use; all available cores by default.
+        progress (`Callable[[str, int, int], None]`, *optional*): Called with (stage, done, total).
         cache ([`StageCache`], *optional*):
             Shares pieces of work among processes and keeps finished ones on disk. By default this process does
             everything and keeps nothing.

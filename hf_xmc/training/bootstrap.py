@@ -54,14 +54,11 @@ def make_level_data(
     Args:
         model ([`XMCForTextClassification`]):
             The model; the heads above the level are trained.
-        counts (`list[csr_matrix]`):
-            Result of [`LabelTree.targets`].
-        index (`int`):
-            Index of the level among the trained levels.
+        counts (`list[csr_matrix]`): Result of [`LabelTree.targets`].
+        index (`int`): Index of the level among the trained levels.
         arguments ([`LevelArguments`]):
             Options.
-        vectors (`np.ndarray`, *optional*):
-            Document vectors, if [`needs_vectors`].
+        vectors (`np.ndarray`, *optional*): Document vectors, if [`needs_vectors`].
         runtime ([`Runtime`], *optional*):
             Threads, progress and cache.
     """
@@ -188,12 +185,10 @@ def bootstrap_head(
             The head; it is overwritten.
         data ([`LevelData`]):
             Targets, shortlists and weights of the level.
-        vectors (`np.ndarray`):
-            Document vectors.
+        vectors (`np.ndarray`): Document vectors.
         arguments ([`LevelArguments`]):
             Options.
-        seed (`int`, *optional*, defaults to 0):
-            Seed of the order in which documents are visited.
+        seed (`int`, *optional*, defaults to 0): Seed of the order in which documents are visited.
         runtime ([`Runtime`], *optional*):
             Threads, progress and cache.
     """
@@ -282,8 +277,7 @@ def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
             The head. Projections are left unchanged.
         data ([`LevelData`]):
             Targets and shortlists of the level.
-        loss (`str`):
-            Loss of the heads.
+        loss (`str`): Loss of the heads.
     """
     for part, part_data in _parts(head, data):
         bias = _frequency_bias(part_data, loss)

@@ -32,8 +32,7 @@ def build_tree(
     Args:
         label_features (`Features`):
             One row per label. Zero rows (labels without documents or text) are spread over the tree.
-        arguments (`TreeArguments`):
-            Options.
+        arguments (`TreeArguments`): Options.
         runtime ([`Runtime`], *optional*):
             Threads and progress. The tree does not depend on it.
     """
@@ -58,10 +57,8 @@ def frequency_tree(counts: np.ndarray, shares: Sequence[float], shares_of: str =
     labels, most frequent first. Empty tails are left out, and a single label does not form a tail.
 
     Args:
-        counts (`np.ndarray`):
-            Training documents of each label.
-        shares (`Sequence[float]`):
-            Shares of the head cluster and of each tail cluster.
+        counts (`np.ndarray`): Training documents of each label.
+        shares (`Sequence[float]`): Shares of the head cluster and of each tail cluster.
         shares_of (`str`, *optional*, defaults to `"mass"`):
             What is divided: `"mass"`, the sum of `counts`, or `"count"`, the number of labels.
     """

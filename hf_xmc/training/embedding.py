@@ -27,8 +27,7 @@ def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Datas
     Args:
         model ([`XMCForTextClassification`]):
             Model with an encoder.
-        dataset (`datasets.Dataset`):
-            Documents with a column `text`.
+        dataset (`datasets.Dataset`): Documents with a column `text`.
 
     Returns:
         `datasets.Dataset`: `token_ids` (windows of each document), `length` (tokens of the first window) and
@@ -69,16 +68,12 @@ def embed_dataset(
     Args:
         model ([`XMCForTextClassification`]):
             Model with an encoder.
-        tokens (`datasets.Dataset`):
-            Result of [`tokenize_dataset`].
-        batch_size (`int`):
-            Windows in a batch of the encoder.
-        cache_folder (`str`, *optional*):
-            Folder that keeps vectors by content of documents and encoder.
+        tokens (`datasets.Dataset`): Result of [`tokenize_dataset`].
+        batch_size (`int`): Windows in a batch of the encoder.
+        cache_folder (`str`, *optional*): Folder that keeps vectors by content of documents and encoder.
         runtime ([`Runtime`], *optional*):
             Threads, progress and cache.
-        tokens_key (`Callable[[], str]`, *optional*):
-            Returns the result of [`tokens_digest`], if it is known.
+        tokens_key (`Callable[[], str]`, *optional*): Returns the result of [`tokens_digest`], if it is known.
     """
 
     def key() -> str:

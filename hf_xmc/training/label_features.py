@@ -40,16 +40,13 @@ def describe_labels(
     Args:
         model ([`XMCForTextClassification`]):
             Model with labels; its TF-IDF or encoder reads their texts.
-        features (`Features`):
-            Documents; with `kind="embedding"` their dense part holds the encoder's vectors.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
+        features (`Features`): Documents; with `kind="embedding"` their dense part holds the encoder's vectors.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
         kind (`str`):
             `"pifa"`: sum of the label's documents; `"text"`: TF-IDF of the label text; `"both"`: concatenation of the
             two; `"embedding"`: PIFA of the encoder's document vectors; `"text-embedding"`: the encoder's vector of the
             label text.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
     """
     if kind == "text-embedding":
         return _text_embeddings(model, kind)
@@ -77,10 +74,8 @@ def label_documents(
     Args:
         model ([`XMCForTextClassification`]):
             Model with label texts, TF-IDF and, for methods with an encoder, the trained encoder.
-        weight (`float`):
-            Norm of the vectors; documents have norm 1.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        weight (`float`): Norm of the vectors; documents have norm 1.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
 
     Returns:
         `tuple[Features, csr_matrix]`: features of the texts, a row for each label with a text, and the
@@ -126,14 +121,10 @@ def pifa(
     Positive instance feature aggregation (XR-Transformer, eq. 4): the normalised sum of the documents of each label.
 
     Args:
-        features (`Features`):
-            Documents.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        max_sparse (`int`, *optional*):
-            Largest entries kept of each label's sparse vector; all by default.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        features (`Features`): Documents.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        max_sparse (`int`, *optional*): Largest entries kept of each label's sparse vector; all by default.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
 
     Returns:
         `Features`: one row per label, a zero row for a label without documents.

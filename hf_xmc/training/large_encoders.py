@@ -80,10 +80,8 @@ class RowParts:
     Every process has the whole head, for a step may touch any row; but only one keeps what the optimiser knows of it.
 
     Args:
-        like (`DTensor`):
-            A weight that is spread over the same processes.
-        num_rows (`int`):
-            Rows of the head.
+        like (`DTensor`): A weight that is spread over the same processes.
+        num_rows (`int`): Rows of the head.
     """
 
     def __init__(self, like: DTensor, num_rows: int) -> None:
@@ -178,12 +176,9 @@ class Adapters:
     Args:
         model ([`XMCForTextClassification`]):
             The model; its encoder is changed in place.
-        rank (`int`):
-            Rank of the adapters.
-        alpha (`float`, *optional*):
-            Their weight is `alpha / rank`; twice the rank by default.
-        seed (`int`, *optional*, defaults to 0):
-            Seed of their first values.
+        rank (`int`): Rank of the adapters.
+        alpha (`float`, *optional*): Their weight is `alpha / rank`; twice the rank by default.
+        seed (`int`, *optional*, defaults to 0): Seed of their first values.
     """
 
     def __init__(self, model: XMCForTextClassification, rank: int, alpha: float | None = None, seed: int = 0) -> None:

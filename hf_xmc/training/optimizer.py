@@ -26,8 +26,7 @@ class RowAdamW(torch.optim.AdamW):
     keeps the moments of a part of such rows.
 
     Args:
-        params (iterable):
-            Parameters or groups of them, as for [`torch.optim.AdamW`].
+        params (iterable): Parameters or groups of them, as for [`torch.optim.AdamW`].
         kwargs:
             Options of [`torch.optim.AdamW`].
     """

@@ -52,14 +52,10 @@ def train_ranker(
     Trains one linear classifier per node of the tree, or of its levels below `initial_beam`.
 
     Args:
-        features (`Features`):
-            Training documents.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        tree (`LabelTree`):
-            The label tree.
-        arguments (`RankerArguments`):
-            Options.
+        features (`Features`): Training documents.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        tree (`LabelTree`): The label tree.
+        arguments (`RankerArguments`): Options.
         runtime ([`Runtime`], *optional*):
             Threads, progress and cache. The result does not depend on it.
         initial_beam ([`Beam`], *optional*):
@@ -132,16 +128,13 @@ def train_classifiers(
     Args:
         features ([`Features`]):
             Training documents; a dense part only.
-        targets (`csr_matrix`):
-            `(documents, nodes)` true nodes with the number of true labels below each.
-        offsets (`np.ndarray`):
-            First child of each parent node, and the number of nodes.
+        targets (`csr_matrix`): `(documents, nodes)` true nodes with the number of true labels below each.
+        offsets (`np.ndarray`): First child of each parent node, and the number of nodes.
         shortlist ([`Shortlist`]):
             Documents that train the children of each parent node.
         arguments ([`RankerArguments`]):
             Options.
-        stage (`str`):
-            Name of the stage for progress and cache.
+        stage (`str`): Name of the stage for progress and cache.
         runtime ([`Runtime`], *optional*):
             Threads, progress and cache.
 

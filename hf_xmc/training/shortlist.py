@@ -57,8 +57,7 @@ def level_shortlist(
         negatives (`str`):
             `"tfn"`: documents with a true label under the node; `"man"`: documents whose beam reaches the node, which
             leaves out positives the levels above miss; `"both"`: their union.
-        ranker (`LinearRanker`, *optional*):
-            The levels trained so far, for `"man"`.
+        ranker (`LinearRanker`, *optional*): The levels trained so far, for `"man"`.
         initial_beam ([`Beam`], *optional*):
             Where the beams start, if not at the root. Those of the level above are used directly.
         runtime ([`Runtime`], *optional*):
