@@ -31,8 +31,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
     scores. A `threshold` leaves them out.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            The model.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): The model.
         top_k (`int`, *optional*): Labels per document. Default: the model's.
         threshold (`float`, *optional*): Labels with a lower score are left out, so a result may be empty.
         beam_size (`int`, *optional*):

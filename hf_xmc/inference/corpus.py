@@ -105,14 +105,12 @@ def predict_corpus(
     `accelerate launch`, processes share the parts.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A model loaded by `from_pretrained`.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A model loaded by `from_pretrained`.
         inputs (`Sequence`): Files, patterns, folders, Hub ids or datasets, see [`find_sources`].
         output (`str` or `os.PathLike`):
             A folder (a name without extension), which gets one file per part; or a file, into which the parts are
             joined at the end. Until then they are in the folder `OUTPUT.parts`.
-        arguments ([`PredictionArguments`], *optional*):
-            What the predictions depend on.
+        arguments ([`PredictionArguments`], *optional*): What the predictions depend on.
         split (`str`, *optional*): Split of folders and datasets that have several.
         format (`str`, *optional*):
             `"jsonl"` or `"parquet"`. Default: the extension of the file; JSON lines in a folder.

@@ -52,8 +52,7 @@ def document_features(
     Features of documents as the model was trained on them.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
         documents (`datasets.Dataset` or `Mapping[str, Sequence]`): Documents in the columns of [`prepare_dataset`].
         batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         num_threads (`int`, *optional*): Threads to use; all cores by default.
@@ -91,8 +90,7 @@ def map_batches(
     Applies a function to the features of one chunk of documents after another.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model, which computes the features.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model, which computes the features.
         dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
         function (`Callable[[Features], Mapping[str, np.ndarray]]`): Computes arrays from the features of a chunk.
         batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
@@ -128,8 +126,7 @@ def predict_batches(
     Yields scores and label ids, `(documents, top_k)` each, of one chunk of documents after another.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
         dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
         top_k (`int`, *optional*): Labels per document. Default: the model's.
         beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
@@ -160,8 +157,7 @@ def evaluate_model(
     Predicts a dataset and compares with its labels. Labels that are not in the training data count as missed.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
         dataset (`datasets.Dataset`): Documents with labels, in the columns of [`prepare_dataset`].
         ks (`Iterable[int]`, *optional*): Cutoffs of the ranking. Default: those of [`XMCMetrics`].
         beam_size, predict_with, batch_size, runtime:

@@ -52,15 +52,12 @@ def make_level_data(
     Computes the shortlists of a level with the heads above it.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            The model; the heads above the level are trained.
+        model ([`XMCForTextClassification`]): The model; the heads above the level are trained.
         counts (`list[csr_matrix]`): Result of [`LabelTree.targets`].
         index (`int`): Index of the level among the trained levels.
-        arguments ([`LevelArguments`]):
-            Options.
+        arguments ([`LevelArguments`]): Options.
         vectors (`np.ndarray`, *optional*): Document vectors, if [`needs_vectors`].
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
     """
     tree, levels = model.label_tree, model.config.head_levels
     assert tree is not None and levels is not None
@@ -181,16 +178,12 @@ def bootstrap_head(
     on these components.
 
     Args:
-        head ([`LevelHead`] or [`AdaptiveHead`]):
-            The head; it is overwritten.
-        data ([`LevelData`]):
-            Targets, shortlists and weights of the level.
+        head ([`LevelHead`] or [`AdaptiveHead`]): The head; it is overwritten.
+        data ([`LevelData`]): Targets, shortlists and weights of the level.
         vectors (`np.ndarray`): Document vectors.
-        arguments ([`LevelArguments`]):
-            Options.
+        arguments ([`LevelArguments`]): Options.
         seed (`int`, *optional*, defaults to 0): Seed of the order in which documents are visited.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
     """
     for part, part_data in _parts(head, data):
         is_short = isinstance(part, BottleneckHead)
@@ -273,10 +266,8 @@ def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
     Sets the weights of a head to 0 and its biases to the logits of the nodes' frequencies.
 
     Args:
-        head ([`LevelHead`] or [`AdaptiveHead`]):
-            The head. Projections are left unchanged.
-        data ([`LevelData`]):
-            Targets and shortlists of the level.
+        head ([`LevelHead`] or [`AdaptiveHead`]): The head. Projections are left unchanged.
+        data ([`LevelData`]): Targets and shortlists of the level.
         loss (`str`): Loss of the heads.
     """
     for part, part_data in _parts(head, data):

@@ -33,8 +33,7 @@ def build_tree(
         label_features (`Features`):
             One row per label. Zero rows (labels without documents or text) are spread over the tree.
         arguments (`TreeArguments`): Options.
-        runtime ([`Runtime`], *optional*):
-            Threads and progress. The tree does not depend on it.
+        runtime ([`Runtime`], *optional*): Threads and progress. The tree does not depend on it.
     """
     num_labels = len(label_features)
     if num_labels == 0:

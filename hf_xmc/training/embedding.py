@@ -25,8 +25,7 @@ def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Datas
     Tokenises the texts of a dataset. The cache of `datasets` keeps the result for later runs.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            Model with an encoder.
+        model ([`XMCForTextClassification`]): Model with an encoder.
         dataset (`datasets.Dataset`): Documents with a column `text`.
 
     Returns:
@@ -66,13 +65,11 @@ def embed_dataset(
     Computes the encoder's vectors of tokenised documents.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            Model with an encoder.
+        model ([`XMCForTextClassification`]): Model with an encoder.
         tokens (`datasets.Dataset`): Result of [`tokenize_dataset`].
         batch_size (`int`): Windows in a batch of the encoder.
         cache_folder (`str`, *optional*): Folder that keeps vectors by content of documents and encoder.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
         tokens_key (`Callable[[], str]`, *optional*): Returns the result of [`tokens_digest`], if it is known.
     """
 

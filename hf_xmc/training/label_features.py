@@ -38,8 +38,7 @@ def describe_labels(
     Computes one vector per label for the tree.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            Model with labels; its TF-IDF or encoder reads their texts.
+        model ([`XMCForTextClassification`]): Model with labels; its TF-IDF or encoder reads their texts.
         features (`Features`): Documents; with `kind="embedding"` their dense part holds the encoder's vectors.
         targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
         kind (`str`):

@@ -123,8 +123,7 @@ class ShardedEncoder:
     neither. So it leaves heads alone, and such stages work with a whole encoder.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            The model before anything is spread.
+        model ([`XMCForTextClassification`]): The model before anything is spread.
     """
 
     def __init__(self, model: XMCForTextClassification) -> None:
@@ -174,8 +173,7 @@ class Adapters:
     Adapters on every linear layer of a model's encoder, whose own weights stay as they are.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            The model; its encoder is changed in place.
+        model ([`XMCForTextClassification`]): The model; its encoder is changed in place.
         rank (`int`): Rank of the adapters.
         alpha (`float`, *optional*): Their weight is `alpha / rank`; twice the rank by default.
         seed (`int`, *optional*, defaults to 0): Seed of their first values.

@@ -56,10 +56,8 @@ def train_ranker(
         targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
         tree (`LabelTree`): The label tree.
         arguments (`RankerArguments`): Options.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache. The result does not depend on it.
-        initial_beam ([`Beam`], *optional*):
-            Nodes that another matcher predicts for the training documents.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache. The result does not depend on it.
+        initial_beam ([`Beam`], *optional*): Nodes that another matcher predicts for the training documents.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
@@ -126,17 +124,13 @@ def train_classifiers(
     Trains the classifiers of one level on dense features.
 
     Args:
-        features ([`Features`]):
-            Training documents; a dense part only.
+        features ([`Features`]): Training documents; a dense part only.
         targets (`csr_matrix`): `(documents, nodes)` true nodes with the number of true labels below each.
         offsets (`np.ndarray`): First child of each parent node, and the number of nodes.
-        shortlist ([`Shortlist`]):
-            Documents that train the children of each parent node.
-        arguments ([`RankerArguments`]):
-            Options.
+        shortlist ([`Shortlist`]): Documents that train the children of each parent node.
+        arguments ([`RankerArguments`]): Options.
         stage (`str`): Name of the stage for progress and cache.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
 
     Returns:
         `tuple[np.ndarray, np.ndarray]`: the blocks as (parent, first child, number of children) and their weights with

@@ -60,8 +60,7 @@ def level_shortlist(
         ranker (`LinearRanker`, *optional*): The levels trained so far, for `"man"`.
         initial_beam ([`Beam`], *optional*):
             Where the beams start, if not at the root. Those of the level above are used directly.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
     """
     if true_nodes is None:
         return Shortlist(np.array([0, len(features)]), np.arange(len(features)))
