@@ -100,11 +100,6 @@ def test_ids():
     assert labels.ids([]).shape == (0,)
 
 
-def test_one_label_only():
-    labels = Labels.from_dataset(make([["x"], []]))
-    assert labels.names == ["x"] and labels.encode(make([["x"], []])).toarray().tolist() == [[1], [0]]
-
-
 def test_file_keeps_strange_names(tmp_path):
     names = [
         "two\nlines",
