@@ -25,6 +25,13 @@ def uneven_tree() -> LabelTree:
     return LabelTree.from_parents([np.array(parents) for parents in UNEVEN_PARENTS])
 
 
+TREE = uneven_tree()
+OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
+CHAIN = oracles.cluster_chain(OFFSETS)
+# Losses of heads and what the oracles call them.
+ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
+
+
 def random_problem(
     seed: int = 0, documents: int = 70, sparse: int = 40, dense: int = 3, labels: int = UNEVEN_LABELS
 ) -> tuple[Features, csr_matrix]:

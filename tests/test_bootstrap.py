@@ -1,14 +1,12 @@
 """Tests of hf_xmc.training.bootstrap: shortlists, bootstrap and loss of the heads (XR-Transformer, eq. 7 to 11)."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest
 import torch
 from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import assert_optimal, best_objective, random_problem, uneven_tree
+from small_problems import CHAIN, OFFSETS, ORACLE_LOSSES, TREE, assert_optimal, best_objective, random_problem
 from transformers import BertConfig
 
 from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
@@ -25,11 +23,7 @@ from hf_xmc.training.bootstrap import (
 )
 from hf_xmc.training.options import LevelArguments
 
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
 DIMENSIONS = 8
-ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
 
 class Problem:

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.cli."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.label_features and clustering: label vectors and the trees built from them."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.embedding and level_data: tokens, batches and vectors of datasets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

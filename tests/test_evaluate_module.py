@@ -1,7 +1,5 @@
 """The module for the `evaluate` library, in its own process: the library fixes its cache folders when imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

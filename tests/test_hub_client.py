@@ -6,14 +6,12 @@ import hashlib
 import json
 import shutil
 
-import numpy as np
 import pytest
 from conftest import make_documents
 from hub_worker import Worker, assert_same_tags
 from local_hub import TOKEN
 
 from hf_xmc import LabelTree, XMCEnsemble, XMCForTextClassification
-from hf_xmc.remote_code import code_files
 
 TEXTS = ["topic07 word1 topic31", "topic59", ""]
 PARTS = ("model.safetensors", "label_tree.safetensors", "labels.json", "ranker.safetensors", "tfidf.safetensors")
@@ -392,9 +390,3 @@ def test_without_network(hub, client, linear, home, model_folder, expected, tmp_
         assert code == 1 and linear in error
     finally:
         offline.close()
-
-
-def test_the_code_of_a_model_is_what_its_pipeline_imports():
-    names = {path.name for path in code_files()}
-    assert {"pipeline_xmc.py", "modeling_xmc.py", "configuration_xmc.py", "kernels_search.py"} <= names
-    assert np.all([path.is_file() for path in code_files()])

@@ -1,7 +1,5 @@
 """Methods that train all levels jointly, LightXML and APLC-XLNet, and averaged weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What large encoders need: LoRA adapters, mixed precision, kinds of attention, settings of FSDP."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

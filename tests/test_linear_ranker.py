@@ -1,7 +1,5 @@
 """The linear ranker: search against exhaustive scoring, independence of threads and batches, files, bad input."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

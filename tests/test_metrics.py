@@ -1,7 +1,5 @@
 """Metrics: against the oracles, by hand, batching, bad input, speed and memory."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,12 +1,10 @@
 """Tests of hf_xmc.modeling_heads against the slow versions in `oracles`."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest
 import torch
-from small_problems import uneven_tree
+from small_problems import OFFSETS, ORACLE_LOSSES, TREE
 
 from hf_xmc import LabelTree, XMCConfig
 from hf_xmc.modeling_heads import (
@@ -21,10 +19,7 @@ from hf_xmc.modeling_heads import (
     tail_sizes,
 )
 
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
 LOSSES = ["bce", "squared_hinge"]
-ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 DIMENSIONS, DOCUMENTS = 6, 9
 TRUE = [[0, 27, 3], [5], [], [9, 10], [27], [1], [2], [3, 4], []]
 FREQUENT, TAILS = 3, [4, 5]

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.optimizer (AdamW for single rows of a parameter) and hf_xmc.training.optimizer."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest

@@ -1,7 +1,5 @@
 """Every recipe parses, says what its place says, and stands in the README."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

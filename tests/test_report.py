@@ -1,7 +1,5 @@
 """Tables and the plot of results."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

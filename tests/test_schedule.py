@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.schedule and level_data: XR-Transformer, eq. 5, 6 and 8."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,18 +7,13 @@ import oracles
 import pytest
 import torch
 from scipy.sparse import csr_matrix
-from small_problems import random_problem, uneven_tree
+from small_problems import CHAIN, TREE, random_problem
 from transformers import SchedulerType, get_scheduler
 
 from hf_xmc import XMCTrainingArguments
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.training.level_data import LevelData
 from hf_xmc.training.schedule import Schedule
-
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
-
 
 # ---- Schedule ----
 

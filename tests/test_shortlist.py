@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.shortlist: documents of each node (XR-Transformer, eq. 7 to 9)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +7,16 @@ import oracles
 import pytest
 from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import as_rows, as_weights, assert_optimal, cost_sensitive_weights, random_problem, uneven_tree
+from small_problems import (
+    CHAIN,
+    OFFSETS,
+    TREE,
+    as_rows,
+    as_weights,
+    assert_optimal,
+    cost_sensitive_weights,
+    random_problem,
+)
 
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.parallel.stage_cache import Runtime
@@ -19,9 +26,6 @@ from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
 EXACT = {"bias_prior": -1.0, "prune_threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
 
 
 def oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss):

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.solver: its optimum against scikit-learn and scipy, and its parts."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.parallel.stage_cache: pieces of work are found again; and of files that are whole or not there."""
 
-from __future__ import annotations
-
 import errno
 import os
 

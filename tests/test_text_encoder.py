@@ -1,7 +1,5 @@
 """Tests of hf_xmc.text_encoder, and of the model's `tokenize`, `encode` and `embed` that use it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import weakref
 from collections import Counter, deque
@@ -223,11 +222,6 @@ def test_saved_and_reloaded_it_gives_identical_matrices(settings, tmp_path):
     assert repr(reloaded) == repr(featurizer)
     assert reloaded.vocabulary == featurizer.vocabulary
     assert_identical(reloaded.transform(texts + UNSEEN), featurizer.transform(texts + UNSEEN))
-
-
-def test_a_worker_process_can_receive_it():
-    featurizer = TfidfFeaturizer(min_df=1).fit(TEXTS)
-    assert_identical(pickle.loads(pickle.dumps(featurizer)).transform(TEXTS), featurizer.transform(TEXTS))
 
 
 def test_damaged_files_are_refused(tmp_path):

@@ -1,7 +1,5 @@
 """X-Transformer: heads find clusters and a ranker ranks their labels; kinds of label features."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest
@@ -10,13 +8,15 @@ from conftest import encoder_arguments, make_documents, pairs
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 from small_problems import (
+    CHAIN,
+    OFFSETS,
+    TREE,
     as_rows,
     as_weights,
     assert_optimal,
     cost_sensitive_weights,
     random_problem,
     same_weights,
-    uneven_tree,
 )
 
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
@@ -27,9 +27,6 @@ from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
 TEXTS = make_documents(40, seed=11)["text"][:]
 
 
