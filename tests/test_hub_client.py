@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from conftest import make_documents
+from conftest import THREE_LEVELS, make_documents
 from hub_worker import Worker, assert_same_tags
 from local_hub import TOKEN
 
@@ -346,15 +346,8 @@ trainer.push_to_hub(license="mit")
 result = held
 """
     options: dict = {"output_dir": str(tmp_path / "out"), "method": "xr-transformer", "encoder_max_length": 16}
-    options |= {
-        "level_indices": [1, 2, 3],
-        "level_steps": [2],
-        "save_steps": 2,
-        "save_total_limit": 1,
-        "num_threads": 1,
-        "use_cpu": True,
-    }
-    options |= {"tree_branching": 4, "tree_max_leaf_size": 4, "tree_clustering": "kmeans", "tree_max_depth": 3}
+    options |= {"level_indices": [1, 2, 3], "level_steps": [2], "save_steps": 2, "save_total_limit": 1}
+    options |= {**THREE_LEVELS, "num_threads": 1, "use_cpu": True}
     options |= {"push_to_hub": True, "hub_strategy": "checkpoint", "hub_always_push": True, "disable_tqdm": True}
     options |= {"hub_model_id": "me/every-save"}
     held = client.run(code, options=options, encoder=str(tiny_encoder), data=str(tmp_path / "train.parquet"))

@@ -67,16 +67,6 @@ def sklearn_weights(loss, rows, truth, cost, dual=True):
     return np.array(weights)
 
 
-@pytest.mark.parametrize("loss, cost", pairs(LOSSES, [0.1, 10.0]))
-def test_optimum_of_scikit_learn(loss, cost):
-    features, targets = random_problem(seed=1, labels=20)
-    targets = targets[:, :19]  # scikit-learn needs both classes
-    truth, rows = targets.toarray(), as_rows(features)
-    ours = objectives(trained_weights(features, targets, loss=loss, C=cost), rows, truth, loss, cost, cost)
-    weights = sklearn_weights(loss, rows, truth, cost)
-    np.testing.assert_allclose(ours, objectives(weights, rows, truth, loss, cost, cost), rtol=1e-3)
-
-
 COSTS = [(1.0, None, False, 0.0), (2.0, 0.25, False, 0.0), (1.0, 0.5, True, 0.0), (1.0, None, False, -1.0)]
 
 

@@ -157,23 +157,6 @@ def test_it_learns(trained):
     assert model.ranker.first_level == 2 and model.ranker.tree == model.label_tree
 
 
-def test_the_objective_is_the_mean_over_documents_and_clusters(trained):
-    model, data, _ = trained
-    ids = torch.tensor([window + [0] * (16 - len(window)) for (window,) in model.tokenize(data["text"][:20])])
-    mask = (ids > 0).long()
-    true = model.label_tree.targets(model.labels.encode(data))[0][:20].toarray() > 0
-    with torch.no_grad():
-        output = model(input_ids=ids, attention_mask=mask, level=1, targets=torch.tensor(true, dtype=torch.float32))
-    total = 0.0
-    for document in range(20):
-        for cluster in range(8):
-            total += oracles.loss_value(
-                "squared_hinge", true[document, cluster], float(output.logits[document, cluster])
-            )
-    # The sum over clusters: a constant factor, to which neither the solution nor Adam is sensitive.
-    assert float(output.loss) / 8 == pytest.approx(total / (20 * 8), rel=1e-5)
-
-
 @pytest.mark.parametrize("ranking, beam_size", [("leaf", 1), ("path", 3), ("leaf", 0)])
 def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size):
     model = trained[0]
