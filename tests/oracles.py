@@ -4,8 +4,6 @@ Slow, obvious versions of what the package computes: plain loops, no code shared
 One section per topic; a section uses nothing of another.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -468,7 +466,7 @@ def frequency_partition(counts, shares, by_mass):
     """Labels by frequency in the parts of a whole: a label goes where its own piece of the whole begins."""
     order = sorted(range(len(counts)), key=lambda label: (-counts[label], label))
     whole = sum(counts) if by_mass else len(counts)
-    parts: list[list[int]] = [[] for _ in shares]
+    parts = [[] for _ in shares]
     before = 0
     for label in order:
         part = 0
@@ -484,7 +482,7 @@ def frequency_partition(counts, shares, by_mass):
 
 def ensemble_scores(predictions, weights, combine):
     """The weighted mean of scores, or of one over the rank, of every label that some model predicts."""
-    result: dict[str, float] = {}
+    result = {}
     for pairs, weight in zip(predictions, weights, strict=True):
         for place, (label, score) in enumerate(pairs):
             value = score if combine == "scores" else 1 / (place + 1)

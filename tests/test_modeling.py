@@ -96,15 +96,6 @@ def test_empty_and_unknown_texts_are_ranked_by_bias(model):
     assert empty == blank == unknown and len(empty) == 5
 
 
-def test_no_documents(model):
-    assert model.predict([]) == []
-
-
-def test_top_k_beyond_the_labels(model):
-    (labels,) = model.predict(["topic07"], top_k=100, beam_size=0)
-    assert len(labels) == 60 and len({label for label, _ in labels}) == 60
-
-
 def test_bad_input(model):
     with pytest.raises(TypeError, match="documents"):
         model.predict("topic07")
@@ -174,23 +165,22 @@ def test_a_missing_file_is_named(copied, name):
         XMCForTextClassification.from_pretrained(copied)
 
 
-def test_labels_of_another_model(copied):
-    Labels(["one", "two"]).save_pretrained(copied)
-    with pytest.raises(ValueError, match="label names"):
-        XMCForTextClassification.from_pretrained(copied)
+def other_sizes(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "level_sizes": [3, 60]}))
 
 
-def test_tfidf_of_another_model(copied):
-    TfidfFeaturizer(min_df=1).fit(["other words"]).save_pretrained(copied)
-    with pytest.raises(ValueError, match="TF-IDF"):
-        XMCForTextClassification.from_pretrained(copied)
-
-
-def test_a_level_sizes_mismatch(copied):
-    config = json.loads((copied / "config.json").read_text())
-    config["level_sizes"] = [3, 60]
-    (copied / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="level_sizes"):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda folder: Labels(["one", "two"]).save_pretrained(folder), "label names"),
+        (lambda folder: TfidfFeaturizer(min_df=1).fit(["other words"]).save_pretrained(folder), "TF-IDF"),
+        (other_sizes, "level_sizes"),
+    ],
+)
+def test_parts_of_another_model(copied, change, message):
+    change(copied)
+    with pytest.raises(ValueError, match=message):
         XMCForTextClassification.from_pretrained(copied)
 
 

@@ -19,7 +19,6 @@ from small_problems import (
 )
 
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import shortlist
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
@@ -82,18 +81,6 @@ def test_a_search_through_three_levels_keeps_a_third_of_its_nodes_on_the_way(mon
         kept[on_the_way] = oracles.top_nodes(scores, 6) * np.isfinite(scores)
     assert [found.documents(node).tolist() for node in range(14)] == [np.flatnonzero(n).tolist() for n in kept[2].T]
     assert not np.array_equal(kept[2], kept[6])
-
-
-@pytest.mark.parametrize("negatives", ["man", "both"])
-def test_threads_do_not_matter(negatives):
-    features, targets = random_problem(seed=2, documents=300)
-    ranker = train_ranker(features, targets, TREE, RankerArguments())
-    nodes = TREE.targets(targets)[1]
-    one, two = (
-        level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, runtime=Runtime(num_threads=threads))
-        for threads in (1, 2)
-    )
-    assert np.array_equal(one.indptr, two.indptr) and np.array_equal(one.rows, two.rows)
 
 
 @pytest.mark.parametrize(
