@@ -333,8 +333,7 @@ def test_start_from_frequency(loss, index, negatives):
 
 
 @pytest.mark.parametrize(
-    "loss, negatives, cost_sensitive",
-    pairs(["bce", "squared_hinge"], ["tfn", "man", "both", "all"], [False, True]),
+    "loss, negatives, cost_sensitive", pairs(["bce", "squared_hinge"], ["tfn", "man", "both", "all"], [False, True])
 )
 def test_the_loss_of_a_batch(loss, negatives, cost_sensitive):
     """Eq. 9."""

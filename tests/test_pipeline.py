@@ -54,13 +54,7 @@ def test_lists(tag, texts, expected, batch_size):
 
 def test_streams(tag, texts, expected):
     dataset = make_documents(25, seed=7)
-    streams = [
-        (text for text in texts),
-        KeyDataset(dataset, "text"),
-        iter(texts),
-        dataset["text"],
-        dataset,
-    ]
+    streams = [(text for text in texts), KeyDataset(dataset, "text"), iter(texts), dataset["text"], dataset]
     for stream in streams:
         assert list(tag(stream, top_k=3, batch_size=4)) == expected
 

@@ -126,10 +126,8 @@ class PieceFolder:
         """
         Takes the lock, or changes its kind. The system releases it when the process ends, even if it is killed.
 
-        Args:
-            shared (`bool`, *optional*, defaults to `False`):
-                Whether other processes of the same job may hold it too. A new job cannot start while one of them is
-                alive, because that process could still write pieces of the old job.
+        Other processes of the same job may hold a `shared` lock too. A new job cannot start while one of them lives,
+        because that process could still write pieces of the old job.
         """
         path = self._state / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,18 +159,7 @@ def _flock(file: int, shared: bool) -> bool:
 def share_pieces(
     processes: ProcessGroup, folder: PieceFolder, count: int, write: Callable[[Sequence[int]], None]
 ) -> int:
-    """
-    Writes the missing pieces of a folder, each in one of the processes. Collective: every process must call it.
-
-    Args:
-        processes ([`ProcessGroup`]): The processes.
-        folder ([`PieceFolder`]): The folder, on a file system that all processes share.
-        count (`int`): Number of pieces.
-        write (`Callable[[Sequence[int]], None]`): Writes the pieces with the given indices.
-
-    Returns:
-        `int`: the number of pieces that were missing.
-    """
+    """Writes the missing pieces of a folder, each in one process, and returns how many they were. Collective."""
     missing: list[int] = processes.from_main(lambda: folder.missing(count))
     write(processes.own(missing))
     processes.wait()
@@ -218,15 +205,7 @@ class StageCache:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def once(self, name: str, make: Callable[[], T], save: Callable[[T, str], Any], load: Callable[[str], T]) -> T:
-        """
-        Computes something in the main process; the others load what it has saved. Collective.
-
-        Args:
-            name (`str`): Name of the stage.
-            make (`Callable[[], T]`): Computes the result.
-            save (`Callable[[T, str], Any]`): Saves the result to a folder.
-            load (`Callable[[str], T]`): Loads the result from a folder, preferably by memory map.
-        """
+        """Computes a result in the main process and saves it to a folder, which the others load. Collective."""
         if not self.is_shared:
             return make()
         folder = self.folder / name
@@ -281,11 +260,7 @@ class StageCache:
         """
         Computes arrays of `count` rows, piece by piece. Several processes map the same files. Collective.
 
-        Args:
-            name (`str`): Name of the stage.
-            count (`int`): Number of rows.
-            make (`Callable[[int, int], Arrays]`): Computes the rows from the first index up to the second.
-            key (`Callable[[], str]`, *optional*): See [`~StageCache.pieces`].
+        `make` computes the rows from the first index up to the second; for `key` see [`~StageCache.pieces`].
         """
         size = min(MAX_ROWS, max(_MIN_ROWS, -(-count // _PIECES)))
         starts = range(0, max(count, 1), size)
@@ -308,11 +283,7 @@ class StageCache:
         return merged
 
     def _share(
-        self,
-        name: str,
-        count: int,
-        make: Callable[[Sequence[int]], Iterator[Arrays]],
-        key: Callable[[], str] | None,
+        self, name: str, count: int, make: Callable[[Sequence[int]], Iterator[Arrays]], key: Callable[[], str] | None
     ) -> PieceFolder:
         """Returns the folder of a stage when it contains all pieces."""
         folder = self._open(name, key)

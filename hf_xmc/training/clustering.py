@@ -21,11 +21,7 @@ from .options import TreeArguments
 _MAX_TOP_NODES = 64
 
 
-def build_tree(
-    label_features: Features,
-    arguments: TreeArguments,
-    runtime: Runtime = Runtime(),
-) -> LabelTree:
+def build_tree(label_features: Features, arguments: TreeArguments, runtime: Runtime = Runtime()) -> LabelTree:
     """
     Builds the label tree.
 

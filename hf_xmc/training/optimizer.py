@@ -18,17 +18,12 @@ from .large_encoders import RowParts, gathered, spread
 
 class RowAdamW(torch.optim.AdamW):
     """
-    AdamW that updates only the rows of a parameter that have a gradient, where that gradient is sparse.
+    [`torch.optim.AdamW`] that updates only rows with a gradient where the gradient of a parameter is sparse.
 
-    Parameters with dense gradients are updated as usual. A row keeps its own count of steps, so that its first update
-    is as large as any other's first; momentum does not move a row that the batch did not touch. Where every row is
-    touched at every step the result is that of AdamW. Where FSDP spreads other parameters over processes, each of them
-    keeps the moments of a part of such rows.
-
-    Args:
-        params (iterable): Parameters or groups of them, as for [`torch.optim.AdamW`].
-        kwargs:
-            Options of [`torch.optim.AdamW`].
+    Parameters with dense gradients are updated as usual. A row has its own count of steps, so that its first update is
+    as large as that of any other row; momentum does not move a row that the batch did not touch. If every row is
+    touched at every step, the result is that of AdamW. If FSDP shards other parameters, each process keeps the moments
+    of a part of such rows.
     """
 
     @torch.no_grad()

@@ -184,33 +184,7 @@ class _Problem:
         """Trains the blocks of one level and appends them to `weights` if given."""
         before = np.cumsum(np.append(0, np.diff(shortlist.indptr)[blocks[:-1, 0]]))
         tasks = np.split(blocks, np.flatnonzero(np.diff(before // DOCUMENTS_PER_TASK)) + 1)
-        for arrays in self._share_tasks(targets, shortlist, tasks, stage):
-            if weights is not None:
-                weights.append(*arrays)
-
-    def _train_tasks(
-        self,
-        targets: csr_matrix,
-        shortlist: Shortlist,
-        tasks: list[np.ndarray],
-        stage: str,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        done, total = 0, sum(map(len, tasks))
-        with ThreadPoolExecutor(self.num_threads) as pool:
-            for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
-                done += len(trained[0])
-                if self.runtime.progress is not None:
-                    self.runtime.progress(stage, done, total)
-                yield trained
-
-    def _share_tasks(
-        self,
-        targets: csr_matrix,
-        shortlist: Shortlist,
-        tasks: list[np.ndarray],
-        stage: str,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the trained tasks, in pieces that any process may train."""
+        # Pieces that any process may train.
         pieces = [part.tolist() for part in np.array_split(np.arange(len(tasks)), min(len(tasks), MAX_PIECES))]
 
         def train(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
@@ -227,7 +201,19 @@ class _Problem:
             )  # fmt: skip
 
         for arrays in self.runtime.cache.pieces(stage.replace("/", " of "), len(pieces), train, key):
-            yield tuple(arrays[name] for name in _PARTS)
+            if weights is not None:
+                weights.append(*(arrays[name] for name in _PARTS))
+
+    def _train_tasks(
+        self, targets: csr_matrix, shortlist: Shortlist, tasks: list[np.ndarray], stage: str
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        done, total = 0, sum(map(len, tasks))
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
+                done += len(trained[0])
+                if self.runtime.progress is not None:
+                    self.runtime.progress(stage, done, total)
+                yield trained
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         arguments = self.arguments
