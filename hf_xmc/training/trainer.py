@@ -31,8 +31,7 @@ from ..inference.predict import evaluate_model, predict_batches
 from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import CACHE_FOLDER, StageCache
+from ..parallel.stage_cache import CACHE_FOLDER, Runtime, StageCache
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
