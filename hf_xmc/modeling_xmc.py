@@ -271,8 +271,8 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         self.train(was_training)
         if not np.isfinite(vectors).all():
             raise ValueError(
-                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged, or too "
-                "large for its dtype. Check the model with `hf-xmc verify`."
+                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged, or "
+                "too large for its dtype. Check the model with `hf-xmc verify`."
             )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
