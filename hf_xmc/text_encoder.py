@@ -31,6 +31,16 @@ MAX_CHARACTERS, CHARACTERS_PER_TOKEN = 1 << 20, 256
 _POOLING_FILE = "1_Pooling/config.json"
 
 
+# OpenMP waits forever for its threads in a process that was forked from one that had started them.
+_PROCESS = os.getpid()
+
+
+def limit_threads_after_fork() -> None:
+    """Restricts torch to one thread in a forked process, such as those of gunicorn or `datasets.map`."""
+    if os.getpid() != _PROCESS and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
 def make_encoder(config: PreTrainedConfig) -> nn.Module:
     """Returns a new encoder without its pooler."""
     return without_pooler(_kind(config).from_config(config))

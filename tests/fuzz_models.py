@@ -11,6 +11,8 @@ give scores that are not numbers, or touch files outside of its folder.
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import gc
 import json
 import math
 import os
@@ -31,6 +33,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzz_mutations import mutations_of
@@ -143,7 +146,8 @@ def use_model(folder: Path, expected: Any) -> Outcome:
     from transformers import AutoModel
 
     watch = _Watch(folder)
-    sys.addaudithook(watch)
+    if expected is not None:  # hooks stay as long as their process
+        sys.addaudithook(watch)
     try:
         model = AutoModel.from_pretrained(folder)
         results = [model.predict(TEXTS, top_k=5, num_threads=1)]
@@ -308,6 +312,7 @@ def fuzz(
     try:
         chosen = {name: item for name, item in subjects(root).items() if not kinds or name in kinds}
         expected = {name: _warm(path, use) for name, (path, use) in chosen.items()}
+        gc.freeze()  # a collection in a child would copy the memory of its parent
         originals = {
             name: run_forked(lambda path=path, use=use, name=name: use(path, expected[name]))
             for name, (path, use) in chosen.items()
@@ -383,6 +388,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=300, help="number of mutations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", help="only these models or formats")
+    faulthandler.register(signal.SIGUSR1)  # where a run hangs
     parser.add_argument("--output", type=Path, help="JSON file of the results, written every 500 mutations")
     args = parser.parse_args()
 
