@@ -18,8 +18,7 @@ class Features:
     Args:
         sparse (`csr_matrix`, *optional*):
             float32 rows with sorted column indices, such as TF-IDF. Unsorted indices are sorted in a copy.
-        dense (`np.ndarray`, *optional*):
-            float32 rows, such as embeddings.
+        dense (`np.ndarray`, *optional*): float32 rows, such as embeddings.
     """
 
     sparse: csr_matrix | None = None

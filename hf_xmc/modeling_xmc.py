@@ -273,8 +273,8 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         self.train(was_training)
         if not np.isfinite(vectors).all():
             raise ValueError(
-                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged, or "
-                "too large for its dtype. Check the model with `hf-xmc verify`."
+                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged or too "
+                "large for its dtype. Check the model with `hf-xmc verify`."
             )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
@@ -319,6 +319,8 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         targets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         levels: Sequence[dict[str, Any]] | None = None,
+        label_input_ids: torch.Tensor | None = None,
+        label_attention_mask: torch.Tensor | None = None,
     ) -> XMCOutput:
         """
         Finds the best labels of each document or, with `level` or `levels`, scores nodes of the tree.
@@ -349,6 +351,10 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
                 Weight of the loss of each node; all 1 by default.
             levels (`Sequence[dict]`, *optional*):
                 Inputs of several levels that are trained jointly, see [`LevelHeads.joint_loss`].
+            label_input_ids (`torch.Tensor` of shape `(labels, tokens)`, *optional*):
+                Token ids of label texts. The output is then their vectors and those of the documents.
+            label_attention_mask (`torch.Tensor` of shape `(labels, tokens)`, *optional*):
+                1 for tokens, 0 for padding; all 1 by default.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` the `logits`, and with
@@ -357,6 +363,9 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         if input_ids is not None:
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             vectors = self.encode(input_ids, mask)
+            if label_input_ids is not None:
+                mask = torch.ones_like(label_input_ids) if label_attention_mask is None else label_attention_mask
+                return XMCOutput(vectors=vectors, label_vectors=self.encode(label_input_ids, mask))
             hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
             if levels is not None:
                 assert self.label_tree is not None
@@ -407,7 +416,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
     def _predict_with_parts(
         self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None, predict_with: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        names = (predict_with,)
+        names: Sequence[str] = (predict_with,)
         if predict_with == "all":
             if self.scorer is None:
                 raise ValueError(
@@ -500,8 +509,13 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             if self.ranker.first_level > 1:
                 beam = self.ranker.beam_size if beam_size is None else beam_size
                 initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
-        options = {"beam_size": beam_size, "num_threads": num_threads, "initial_beam": initial_beam}
-        return search(self.ranker_features(features), top_k, **options)
+        return search(
+            self.ranker_features(features),
+            top_k,
+            beam_size=beam_size,
+            num_threads=num_threads,
+            initial_beam=initial_beam,
+        )
 
     def candidate_scores(
         self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None

@@ -34,16 +34,12 @@ class ExtremeTextClassificationPipeline(Pipeline):
     scores. A `threshold` leaves them out.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            The model.
-        top_k (`int`, *optional*):
-            Labels per document. Default: the model's.
-        threshold (`float`, *optional*):
-            Labels with a lower score are left out, so a result may be empty.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): The model.
+        top_k (`int`, *optional*): Labels per document. Default: the model's.
+        threshold (`float`, *optional*): Labels with a lower score are left out, so a result may be empty.
         beam_size (`int`, *optional*):
             Nodes kept per level of the label tree; 0 keeps all (exact search). Default: the model's.
-        predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
         batch_size (`int`, *optional*, defaults to 1):
             Documents that pass through the encoder, TF-IDF and ranker together.
 
@@ -159,8 +155,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
         Saves the model. The base class would add this module's code, so that loading needs `trust_remote_code`.
 
         Args:
-            save_directory (`str` or `os.PathLike`):
-                Folder; created if it does not exist.
+            save_directory (`str` or `os.PathLike`): Folder; created if it does not exist.
             kwargs:
                 Passed to [`~XMCForTextClassification.save_pretrained`].
         """

@@ -11,9 +11,8 @@ from typing import Any
 from datasets import Dataset
 
 from ..data import load_label_texts, load_sample, load_xmc_dataset
-from ..hub.card_data import CardOptions
 from ..hub.dataset import push_dataset
-from ..hub.model_card import CARD_FILE, write_model_card
+from ..hub.model_card import CARD_FILE, CardOptions, write_model_card
 from ..hub.upload import Destination, check_saved_model, create_repo, export_model, push_folder
 from ..loading import recorded_digests
 from .arguments import load_model, parse_mapping

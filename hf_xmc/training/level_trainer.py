@@ -28,7 +28,7 @@ from .checkpoint import (
     save_random_state,
     seal_checkpoint,
 )
-from .fsdp import ShardedEncoder, choose_modules, gathered, spread
+from .large_encoders import ShardedEncoder, choose_modules, gathered, spread
 from .levels import LevelBatches, Levels
 from .optimizer import RowAdamW
 
@@ -138,7 +138,7 @@ class LevelTrainer(Trainer):
         # DDP would send all rows of these gradients, of which a step touches few.
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, names)
         if self.is_fsdp_enabled:
-            self._levels.context.sharded = ShardedEncoder(self.model)
+            self._levels.context.root.sharded = ShardedEncoder(self.model)
             choose_modules(self.accelerator.state.fsdp_plugin, self.model)
             sparse = {id(parameter) for parameter in self._sparse_rows}
             self._dense_rows = [own for own in self.model.heads.parameters() if id(own) not in sparse]
@@ -152,7 +152,7 @@ class LevelTrainer(Trainer):
     ) -> Any:
         """Computes the loss of the levels in training."""
         assert self._levels is not None
-        output = model(**inputs)
+        output = self._levels.compute_loss(model, inputs)
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
                 f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._levels.name}). Lower "
@@ -205,7 +205,8 @@ class LevelTrainer(Trainer):
         if self._levels is not None and "loss" in logs and self._levels.active >= 0:
             step, now = self.state.global_step, time.perf_counter()
             batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
-            logs["head_learning_rate"] = self._levels.schedule.head_learning_rate(step - 1)
+            if self._levels.levels:
+                logs["head_learning_rate"] = self._levels.schedule.head_learning_rate(step - 1)
             logs["level"] = self._levels.level
             logs["documents_per_second"] = round((step - self._last_log[0]) * batch / (now - self._last_log[1]), 2)
             self._last_log = (step, now)
