@@ -137,7 +137,7 @@ class _Watch:
 
 
 def _names_a_file(message: str, folder: Path) -> bool:
-    names = {path.name for path in folder.rglob("*")} | _FILES
+    names = {path.name for path in folder.rglob("*")} | _FILES | {"has no file"}
     return any(name in message for name in names)
 
 
@@ -214,41 +214,28 @@ def _make_models(folder: Path) -> None:
     XMCEnsemble.from_members([folder / "linear", folder / "xr-transformer"]).save_pretrained(folder / "ensemble")
     for name, kind in (("linear", "linear-sharded"), ("xr-transformer", "xr-transformer-sharded")):
         XMCForTextClassification.from_pretrained(folder / name).save_pretrained(folder / kind, max_shard_size=20_000)
-    _add_parts(XMCForTextClassification.from_pretrained(folder / "xr-transformer"), folder / "knn").save_pretrained(
-        folder / "parts"
+    _add_neighbours(XMCForTextClassification.from_pretrained(folder / "xr-transformer")).save_pretrained(
+        folder / "neighbours"
     )
     shutil.rmtree(folder / "encoder")
 
 
-def _add_parts(model: Any, knn_folder: Path) -> Any:
-    """Adds label vectors, neighbours and the scorer to a model with an encoder."""
+def _add_neighbours(model: Any) -> Any:
+    """Adds both indices of similar documents to a model with an encoder."""
     import numpy as np
     from conftest import make_documents
-    from scipy.sparse import csr_matrix
-    from scipy.sparse import random as random_matrix
 
     from hf_xmc.knn_ranker import KNNIndex, KNNRanker, KNNVectors
-    from hf_xmc.label_vectors import InvertedIndex, LabelVectors
-    from hf_xmc.scorer import Scorer
+    from hf_xmc.scorer import default_scorer
 
-    rng = np.random.default_rng(0)
-    num_labels, documents = len(model.labels), make_documents(50, seed=3)
-    features = model.featurize(documents["text"])
-    labels = model.labels.encode(documents)
-    rows = random_matrix(num_labels, model.tfidf.num_features, 0.1, "csr", np.float32, rng)
+    documents = make_documents(50, seed=3)
+    features, labels = model.featurize(documents["text"]), model.labels.encode(documents)
     columns = features.sparse.tocsc()
     begin, ids = labels.indptr.astype(np.int64), labels.indices.astype(np.int32)
     index = KNNIndex(columns.indptr.astype(np.int64), columns.indices.astype(np.int32), columns.data, begin, ids)
     model.knn = KNNRanker(model.label_tree, index)
-    model.knn_vectors = KNNVectors(features.dense.astype(np.float16), begin, ids, num_labels)
-    dense = rng.standard_normal((num_labels, model.vector_size)).astype(np.float16)
-    model.label_vectors = LabelVectors(
-        num_labels, {"text_tfidf": InvertedIndex.from_rows(csr_matrix(rows))}, {"text_vector": dense}
-    )
-    parts = ("ranker", "heads", "text_tfidf", "knn_tfidf", "text_vector", "knn_vector")
-    weights = rng.standard_normal((len(parts), 2, 3)).astype(np.float32)
-    model.scorer = Scorer(parts, weights, np.array([0.1, 0.01]), -1.0, 50)
-    model.config.predict_with = "all"
+    model.knn_vectors = KNNVectors(features.dense.astype(np.float16), begin, ids, len(model.labels))
+    model.scorer = default_scorer(model.available_parts)
     return model
 
 
