@@ -155,7 +155,7 @@ def test_training_does_not_depend_on_threads_or_tasks(negatives, weight_dtype, m
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("beam_size", [0, 2])
 def test_prediction_does_not_depend_on_threads_or_batches(ranking, beam_size, monkeypatch):
-    ranker, features = trained(documents=150, ranking=ranking)
+    ranker, features = trained(documents=150, sparse=400, ranking=ranking)
     expected = ranker.predict(features, 7, beam_size=beam_size, num_threads=1)
 
     def assert_same(found):
