@@ -376,6 +376,7 @@ def test_files_that_lack_or_repeat_something(tmp_path):
     path = tmp_path / RANKER_FILE
     tensors = load_file(path)
     metadata = {"num_sparse": "40", "num_dense": "3", "loss": "logistic", "ranking": "leaf", "beam_size": "10"}
+    metadata["tree"] = ranker.tree.digest()
     for name in (*tensors, *metadata):
         rest, rest_metadata = ({key: part[key] for key in part if key != name} for part in (tensors, metadata))
         save_tensors(path, rest, "linear ranker", rest_metadata)

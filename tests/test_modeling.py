@@ -99,7 +99,7 @@ def test_empty_and_unknown_texts_are_ranked_by_bias(model):
 def test_bad_input(model):
     with pytest.raises(TypeError, match="documents"):
         model.predict("topic07")
-    with pytest.raises(TypeError, match=r"texts\[1\].*NoneType"):
+    with pytest.raises(TypeError, match=r"documents\[1\].*NoneType"):
         model.predict(["topic07", None])
     with pytest.raises(ValueError, match="top_k"):
         model.predict(["topic07"], top_k=0)

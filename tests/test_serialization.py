@@ -201,7 +201,7 @@ def test_where_it_is_cut(tmp_path, limit, files):
         assert index["weight_map"] == {key: names[i] for i, keys in enumerate(files) for key in keys}
         assert index["metadata"]["total_size"] == 3280
         assert found == [*names, index_name(NAME)]
-    tensors, metadata = load_sharded(tmp_path, NAME, KIND)
+    tensors, metadata, paths = load_sharded(tmp_path, NAME, KIND)
     assert metadata["loss"] == "logistic" and tensors.keys() == SHARDED.keys()
     assert all(np.array_equal(tensors[key], SHARDED[key]) for key in SHARDED)
 
@@ -210,7 +210,7 @@ def test_where_it_is_cut(tmp_path, limit, files):
 def test_nothing_is_left_of_what_was_there(tmp_path, before, after):
     (tmp_path / "ranker_tree.safetensors").write_bytes(b"another part")
     save_sharded(tmp_path, NAME, SHARDED, KIND, max_shard_size=before)
-    tensors, _ = load_sharded(tmp_path, NAME, KIND)
+    tensors, _, _ = load_sharded(tmp_path, NAME, KIND)
     save_sharded(tmp_path, NAME, {**SHARDED, "c": np.zeros(3)}, KIND, max_shard_size=after)
     assert np.array_equal(load_sharded(tmp_path, NAME, KIND)[0]["c"], np.zeros(3))
     assert (tmp_path / "ranker_tree.safetensors").exists()

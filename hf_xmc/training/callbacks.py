@@ -86,6 +86,8 @@ class StageProgressCallback(ProgressCallback):
         if self.training_bar is not None and self._level != self._stage:
             self.show_level(self._level, state)
         else:
+            if self.training_bar is not None:
+                self.training_bar.total = state.max_steps  # which a time budget changes
             super().on_step_end(args, state, control, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -138,6 +140,9 @@ class LevelCallback(TrainerCallback):
         # A resumed training may begin in the middle of a pass, which the Trainer does not know.
         state.epoch = state.global_step / self.levels.steps_per_pass
         self.levels.update_average(state.global_step)
+        if self.levels.plan_by_time(state.global_step):
+            state.max_steps = args.max_steps = self.levels.schedule.total
+            control.should_training_stop |= state.global_step >= state.max_steps
         self._end_level(args, state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
