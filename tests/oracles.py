@@ -261,18 +261,11 @@ def level_objective(weights, documents, targets, chosen, loss_weights, loss, pri
     return total
 
 
-# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
+# ---- Label-aware fine-tuning, eq. 15. Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
 # labels whose texts are in the batch, `drawn` lists of positives and `truth` of all true labels of each document.
 
 
-def pair_loss(
-    documents: np.ndarray,
-    texts: np.ndarray,
-    read: Sequence[int],
-    drawn: Sequence[Sequence[int]],
-    truth: Sequence[Sequence[int]],
-    temperature: float = 0.05,
-) -> float:
+def pair_loss(documents, texts, read, drawn, truth, temperature=0.05):
     """The mean of equation (15) over the documents that have a positive."""
     losses = []
     for document, positives, true in zip(documents, drawn, truth, strict=True):

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from scipy.sparse import csc_matrix, csr_matrix, random, save_npz
 
-import hf_xmc.data.pecos
+import hf_xmc.data.formats
 import hf_xmc.data.streams
 from hf_xmc.data import feature_matrix, load_label_texts, load_xmc_dataset
 from hf_xmc.labels import Labels
@@ -281,7 +281,7 @@ def pecos(tmp_path):
 
 @pytest.mark.parametrize("entries", [10, 1 << 20])
 def test_pecos(pecos, load, monkeypatch, entries):
-    monkeypatch.setattr(hf_xmc.data.pecos, "_ENTRIES_AT_ONCE", entries)
+    monkeypatch.setattr(hf_xmc.data.formats, "_ENTRIES_AT_ONCE", entries)
     folder, matrices = pecos
     splits = load(folder)
     assert list(splits) == ["train", "test"] and splits["train"].cache_files
