@@ -2,7 +2,7 @@
 Kills a training, an upload and a prediction at random moments and resumes them until they end. The model, the
 repository and the predictions must equal those of an uninterrupted run, to the last bit.
 
-`python tests/kills.py --kills 30` prints when each kill came and what was compared. `test_kills.py` runs few kills.
+`python tests/kills.py --kills 30` prints each kill and what was compared. `test_processes.py` runs few kills.
 """
 
 from __future__ import annotations

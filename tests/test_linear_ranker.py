@@ -39,7 +39,7 @@ def oracle_scores(ranker, features, weights=None, beam_size=None):
     """Raw scores (documents, labels) by the oracles; -inf for labels that the beam does not reach."""
     logits = oracles.logits_of(as_rows(features), weights or as_weights(ranker))
     arguments = (logits, offsets_of(ranker), ranker.loss, ranker.ranking)
-    scores = oracles.beam_scores(*arguments, beam_size) if beam_size else oracles.exhaustive_scores(*arguments)
+    scores = oracles.beam_scores(*arguments, beam_size or 10**9)
     by_label = np.empty_like(scores)
     by_label[:, ranker.tree.leaf_labels] = scores
     return by_label
