@@ -20,17 +20,6 @@ RECIPES = sorted(set(FOLDER.glob("*/*.yaml")) - set(LAUNCHERS))
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_there_are_all():
-    names = {str(path.relative_to(FOLDER).with_suffix("")) for path in RECIPES}
-    methods = ("xr-linear", "parabel", "bonsai", "dismec")
-    assert names >= {f"{data}/{method}" for data in ("eurlex4k-bow", "eurlex57k") for method in methods}
-    for method in ("xr-linear", "xr-transformer"):
-        assert names >= {f"{data}/{method}" for data in ("yso-en", "gutenberg-lcsh", "nvd-products", "sample")}
-    assert names >= {f"eurlex57k/xr-transformer{size}" for size in ("", "-15k", "-5k")}
-    for method in ("x-transformer", "lightxml", "aplc-xlnet"):
-        assert names >= {f"sample/{method}", f"eurlex57k/{method}-5k", f"nvd-products/{method}"}
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
