@@ -105,14 +105,16 @@ def test_what_cannot_be_found(tmp_path, load):
         load(tmp_path, "train")
     with pytest.raises(ValueError, match="`test`.*`train`"):
         load(tmp_path / "test.parquet", "train")
-    for name in ("wiki_train.csv", "law_train.csv"):
-        (tmp_path / name).write_text("text,labels\na,b\n")
-    with pytest.raises(ValueError, match=r"`train`.*law_train\.csv, wiki_train\.csv"):
-        load(tmp_path)
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "valid_labels.txt").write_text("a\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "valid_labels.txt").write_text("a\n")
     with pytest.raises(FileNotFoundError, match=r"`valid_texts\.txt`"):
-        load(tmp_path / "half")
+        load(other)
+    (other / "valid_labels.txt").unlink()
+    for name in ("wiki_train.csv", "law_train.csv"):
+        (other / name).write_text("text,labels\na,b\n")
+    with pytest.raises(ValueError, match=r"`train`.*law_train\.csv, wiki_train\.csv"):
+        load(other)
 
 
 def test_hub_names_that_do_not_exist(load, monkeypatch):
