@@ -205,7 +205,10 @@ class XMCPreTrainedModel(SelfContainedModel):
     scorer: Scorer | None
     tokenizer: Any
 
-    available_parts: list[str]
+    @property
+    def available_parts(self) -> list[str]:
+        """The parts that can score labels, see [`Scorer`]."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -271,7 +271,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         self.train(was_training)
         if not np.isfinite(vectors).all():
             raise ValueError(
-                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged, or too "
+                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged or too "
                 "large for its dtype. Check the model with `hf-xmc verify`."
             )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -414,7 +414,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
     def _predict_with_parts(
         self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None, predict_with: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        names = (predict_with,)
+        names: Sequence[str] = (predict_with,)
         if predict_with == "all":
             if self.scorer is None:
                 raise ValueError(
@@ -507,8 +507,13 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             if self.ranker.first_level > 1:
                 beam = self.ranker.beam_size if beam_size is None else beam_size
                 initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
-        options = {"beam_size": beam_size, "num_threads": num_threads, "initial_beam": initial_beam}
-        return search(self.ranker_features(features), top_k, **options)
+        return search(
+            self.ranker_features(features),
+            top_k,
+            beam_size=beam_size,
+            num_threads=num_threads,
+            initial_beam=initial_beam,
+        )
 
     def candidate_scores(
         self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None

@@ -282,7 +282,7 @@ class XMCTrainer(LevelTrainer):
         self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         for stage in PREPARATION:
             stage(context)
-        self._levels = levels = make_levels(context)
+        self._levels = levels = make_levels(context.for_tuning())
         self._first_step = 0
         if checkpoint is not None:
             levels.load(checkpoint)
@@ -338,7 +338,7 @@ class XMCTrainer(LevelTrainer):
     def _complete(self) -> None:
         """Runs what follows the last training step."""
         assert self._levels is not None
-        levels, context = self._levels, self._levels.context
+        levels, context = self._levels, self._levels.context.root
         if context.sharded is not None:
             levels.average.gather()
             context.model, context.sharded = context.sharded.whole_model(self.model), None
