@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,16 @@ class Labels:
         labels.texts = None if texts is None else labels._find_texts(texts)
         return labels
 
+    def readable_texts(self) -> list[str]:
+        """Returns the text of each label, by default its name; an empty string for codes without letters."""
+        texts = [""] * len(self) if self.texts is None else self.texts
+        # Names such as `vendor:product_name` consist of words, too.
+        chosen = [
+            text if text.strip() else re.sub(r"[\W_]+", " ", name)
+            for text, name in zip(texts, self.names, strict=True)
+        ]
+        return [text if any(map(str.isalpha, text)) else "" for text in chosen]
+
     def _find_texts(self, texts: Mapping[str, str]) -> list[str]:
         by_name = {str(name): text for name, text in texts.items()}
         label_texts = [by_name.get(name) or "" for name in self.names]
@@ -198,11 +209,24 @@ class Labels:
         path = resolve_file(pretrained_model_name_or_path, LABELS_NAME, **hub_kwargs)
         content = read_json(str(path))
         try:
+            _check_types(content)
             return cls(content["names"], content["counts"], content["num_documents"], content.get("texts"))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid label file ({type(error).__name__}: {error}). Save or download it again."
             ) from error
+
+
+def _check_types(content: Any) -> None:
+    """Raises if the content of a label file has other types than those that are saved."""
+    expected = {"names": str, "counts": int, "texts": str}
+    for name, kind in expected.items():
+        values = content[name] if name in ("names", "counts") else content.get(name) or []
+        wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
+        if not isinstance(values, list) or wrong is not None:
+            raise TypeError(f"`{name}` must be a list of {kind.__name__}; see position {wrong}.")
+    if type(content["num_documents"]) is not int:
+        raise TypeError("`num_documents` must be a number.")
 
 
 def _arrow() -> tuple[Any, Any]:

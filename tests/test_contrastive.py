@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import Labels, XMCTrainingArguments
-from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives, readable_texts
+from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 
@@ -108,8 +108,8 @@ def test_a_positive_is_a_true_label_of_its_document():
 
 
 def test_texts_that_can_be_read():
-    assert readable_texts(Labels(["4711", "cars", "A1"])) == ["", "cars", "A1"]
-    assert readable_texts(Labels(["4711", "cars", "12"], texts=["motors", " ", "3"])) == ["motors", "cars", ""]
+    assert Labels(["4711", "motor_cars", "A1"]).readable_texts() == ["", "motor cars", "A1"]
+    assert Labels(["4711", "cars", "12"], texts=["motors", " ", "3"]).readable_texts() == ["motors", "cars", ""]
 
 
 # ---- Training ----

@@ -12,7 +12,7 @@ from transformers.utils import CONFIG_NAME
 from ..ensemble_xmc import COMBINATIONS
 from ..hub.model_card import forget_model
 from ..inference.predict import BATCH_SIZE
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
 from .arguments import load_split, parse_mapping

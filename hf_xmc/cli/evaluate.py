@@ -16,7 +16,7 @@ from ..evaluation import format_by_frequency, format_metrics
 from ..inference.predict import BATCH_SIZE, evaluate_model
 from ..modeling_utils import PredictMixin
 from ..modeling_xmc import PREDICT_WITH
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..serialization import write_json
 from .arguments import DTYPES, load_model, load_split, parse_mapping
 

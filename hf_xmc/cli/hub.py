@@ -11,16 +11,18 @@ from typing import Any
 from datasets import Dataset
 
 from ..data import load_label_texts, load_sample, load_xmc_dataset
-from ..hub.card_data import CardOptions
 from ..hub.dataset import push_dataset
-from ..hub.model_card import CARD_FILE, write_model_card
+from ..hub.model_card import CARD_FILE, CardOptions, write_model_card
 from ..hub.upload import Destination, check_saved_model, create_repo, export_model, push_folder
-from .arguments import parse_mapping
+from ..loading import recorded_digests
+from .arguments import load_model, parse_mapping
 
 DESCRIPTIONS = {
     "card": "Writes README.md, its plots and .eval_results into the folder of a model, from the records of its "
     "training and of its evaluations (`hf-xmc evaluate`).",
     "export": "Copies a model and the code that loads it. Without hf_xmc, the copy loads with trust_remote_code=True.",
+    "verify": "Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its "
+    "files with the checksums in the record of its training.",
     "push": "Uploads a model with its card (a card written by hand is kept) and the code that loads it. Pickles are "
     "not uploaded. After an interruption, the same command continues the upload.",
     "push-dataset": "Uploads a dataset in the columns of hf_xmc (text, labels): all splits, the labels with their "
@@ -34,7 +36,10 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     if command == "push-dataset":
         parser.add_argument("data", metavar="DATA", help="folder or file of the data; `sample` is the bundled dataset")
     else:
-        parser.add_argument("model", metavar="FOLDER", help="folder of the model")
+        help_text = "folder or Hub id of the model" if command == "verify" else "folder of the model"
+        parser.add_argument("model", metavar="MODEL" if command == "verify" else "FOLDER", help=help_text)
+    if command == "verify":
+        return parser
     if command == "card":
         parser.add_argument("--name", help="Hub id of the model; the name of the folder by default")
         parser.add_argument("--copy-to", metavar="FOLDER", help="also copy the card and its plots to this folder")
@@ -72,7 +77,7 @@ def _add_destination_arguments(parser: argparse.ArgumentParser) -> None:
 def run(command: str, argv: Sequence[str]) -> None:
     """Runs a command."""
     args = make_parser(command).parse_args(argv)
-    actions = {"card": _card, "export": _export, "push": _push, "push-dataset": _push_dataset}
+    actions = {"card": _card, "export": _export, "push": _push, "push-dataset": _push_dataset, "verify": _verify}
     actions[command](args)
 
 
@@ -91,6 +96,13 @@ def _card(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     files = export_model(args.model, args.output)
     print(f"{len(files)} files are in {args.output}.")
+
+
+def _verify(args: argparse.Namespace) -> None:
+    count = len(recorded_digests(args.model))
+    load_model(args.model, verify=count > 0)
+    compared = f"{count} checksums are right" if count else "it has no checksums to compare (trained by hf_xmc 0.1?)"
+    print(f"{args.model} loads, and {compared}.")
 
 
 def _push(args: argparse.Namespace) -> None:

@@ -15,11 +15,12 @@ COMMANDS = {
     "ensemble": "combine several models into one",
     "card": "write the card of a model",
     "export": "copy a model with the code that loads it",
+    "verify": "check the files of a model",
     "push": "upload a model to the Hub",
     "push-dataset": "upload a dataset to the Hub",
 }
 # Commands of the module `hub`; every other command has a module of its name.
-HUB_COMMANDS = ("card", "export", "push", "push-dataset")
+HUB_COMMANDS = ("card", "export", "push", "push-dataset", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

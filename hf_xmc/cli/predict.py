@@ -28,7 +28,7 @@ from ..inference.writers import FORMATS, Predictions, json_line, parquet_schema,
 from ..modeling_utils import PredictMixin
 from ..modeling_xmc import PREDICT_WITH
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..utils import Progress
 from .arguments import DTYPES, load_model, load_split
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from ..data import load_label_texts
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..training.arguments import PARTS, XMCTrainingArguments
 from ..training.options import options_of
 from ..training.record import public_name

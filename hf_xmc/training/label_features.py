@@ -28,28 +28,14 @@ _LABELS_PER_TASK = 256
 
 
 def describe_labels(
-    model: XMCForTextClassification,
-    features: Features,
-    targets: csr_matrix,
-    kind: str,
-    num_threads: int | None = None,
+    model: XMCForTextClassification, features: Features, targets: csr_matrix, kind: str, num_threads: int | None = None
 ) -> Features:
     """
     Computes one vector per label for the tree.
 
-    Args:
-        model ([`XMCForTextClassification`]):
-            Model with labels; its TF-IDF or encoder reads their texts.
-        features (`Features`):
-            Documents; with `kind="embedding"` their dense part holds the encoder's vectors.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        kind (`str`):
-            `"pifa"`: sum of the label's documents; `"text"`: TF-IDF of the label text; `"both"`: concatenation of the
-            two; `"embedding"`: PIFA of the encoder's document vectors; `"text-embedding"`: the encoder's vector of the
-            label text.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+    Kinds: `"pifa"`, sum of the label's documents; `"text"`, TF-IDF of the label text; `"both"`, concatenation of the
+    two; `"embedding"`, PIFA of the encoder's vectors, the dense part of `features`; `"text-embedding"`, the encoder's
+    vector of the label text.
     """
     if kind == "text-embedding":
         return _text_embeddings(model, kind)
@@ -66,37 +52,19 @@ def describe_labels(
     return parts[0] if len(parts) == 1 else side_by_side(*parts)
 
 
-def label_documents(
-    model: XMCForTextClassification, weight: float, num_threads: int | None = None
-) -> tuple[Features, csr_matrix]:
+def label_documents(texts: Features, weight: float) -> tuple[Features, csr_matrix]:
     """
-    Returns the label texts as training documents of the ranker.
+    Returns the label texts as training documents of the ranker, scaled by `weight`, and their labels.
 
-    Rare labels have few documents, and their texts consist of words that such documents use.
-
-    Args:
-        model ([`XMCForTextClassification`]):
-            Model with label texts, TF-IDF and, for methods with an encoder, the trained encoder.
-        weight (`float`):
-            Norm of the vectors; documents have norm 1.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-
-    Returns:
-        `tuple[Features, csr_matrix]`: features of the texts, a row for each label with a text, and the
-        `(rows, labels)` indicator of their labels.
+    Rare labels have few documents, and their texts consist of words that such documents use. There is a row for each
+    label with a text.
     """
-    texts = check_label_texts(model, "label_text_weight", weight)
-    assert model.tfidf is not None
-    labels = np.array([label for label, text in enumerate(texts) if text.strip()])
-    texts = [texts[label] for label in labels]
-    sparse = model.tfidf.transform(texts, num_threads=num_threads)
-    features = model.ranker_features(Features(sparse, None if model.encoder is None else model.embed(texts)))
-    scale = np.float32(weight)
-    dense = None if features.dense is None else features.dense * scale
-    scaled = Features(features.sparse * scale, dense)  # type: ignore[operator]
+    assert texts.sparse is not None
+    labels = np.flatnonzero(np.diff(texts.sparse.indptr))
+    rows, scale = texts[labels], np.float32(weight)
+    scaled = Features(rows.sparse * scale, None if rows.dense is None else rows.dense * scale)  # type: ignore[operator]
     ones, indptr = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
-    return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(model.labels or ())))
+    return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(texts)))
 
 
 def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
@@ -108,15 +76,15 @@ def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
 
 
 def check_label_texts(model: XMCForTextClassification, option: str, value: str | float) -> list[str]:
-    """Returns the label texts; raises if the model has none, or nothing that reads text."""
-    texts = None if model.labels is None else model.labels.texts
-    if texts is None or not any(texts):
+    """Returns the label texts, or names; raises if they are not words, or if the model has nothing that reads text."""
+    texts = [] if model.labels is None else model.labels.readable_texts()
+    if not any(texts):
         raise ValueError(
             f"`{option}={value!r}` needs texts of the labels: pass `label_texts` to the trainer, or leave it out."
         )
     if model.tfidf is None and model.encoder is None:
         raise ValueError(f"`{option}={value!r}` needs documents that are texts, not vectors.")
-    return list(texts)
+    return texts
 
 
 def pifa(
@@ -126,14 +94,10 @@ def pifa(
     Positive instance feature aggregation (XR-Transformer, eq. 4): the normalised sum of the documents of each label.
 
     Args:
-        features (`Features`):
-            Documents.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        max_sparse (`int`, *optional*):
-            Largest entries kept of each label's sparse vector; all by default.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        features (`Features`): Documents.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        max_sparse (`int`, *optional*): Largest entries kept of each label's sparse vector; all by default.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
 
     Returns:
         `Features`: one row per label, a zero row for a label without documents.

@@ -28,7 +28,7 @@ from .checkpoint import (
     save_random_state,
     seal_checkpoint,
 )
-from .fsdp import ShardedEncoder, choose_modules, gathered, spread
+from .large_encoders import ShardedEncoder, choose_modules, gathered, spread
 from .levels import LevelBatches, Levels
 from .optimizer import RowAdamW
 
@@ -138,7 +138,7 @@ class LevelTrainer(Trainer):
         # DDP would send all rows of these gradients, of which a step touches few.
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, names)
         if self.is_fsdp_enabled:
-            self._levels.context.sharded = ShardedEncoder(self.model)
+            self._levels.context.root.sharded = ShardedEncoder(self.model)
             choose_modules(self.accelerator.state.fsdp_plugin, self.model)
             sparse = {id(parameter) for parameter in self._sparse_rows}
             self._dense_rows = [own for own in self.model.heads.parameters() if id(own) not in sparse]

@@ -28,10 +28,10 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metr
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
 from ..inference.predict import evaluate_model, predict_batches
+from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import CACHE_FOLDER, StageCache
+from ..parallel.stage_cache import CACHE_FOLDER, Runtime, StageCache
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
@@ -262,6 +262,7 @@ class XMCTrainer(LevelTrainer):
         self.log(dict(metrics))
         if self.cache.processes.is_main:
             self.recorder.record.data = documents_digest(dataset)
+            self.recorder.record.files = file_digests(str(self.args.output_dir))
         self.recorder.finish(self.model, self.args.widget_examples)
         self.publisher.update_model_card()
         self.cache.finish()
@@ -281,7 +282,7 @@ class XMCTrainer(LevelTrainer):
         self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         for stage in PREPARATION:
             stage(context)
-        self._levels = levels = make_levels(context)
+        self._levels = levels = make_levels(context.for_tuning())
         self._first_step = 0
         if checkpoint is not None:
             levels.load(checkpoint)
@@ -337,7 +338,7 @@ class XMCTrainer(LevelTrainer):
     def _complete(self) -> None:
         """Runs what follows the last training step."""
         assert self._levels is not None
-        levels, context = self._levels, self._levels.context
+        levels, context = self._levels, self._levels.context.root
         if context.sharded is not None:
             levels.average.gather()
             context.model, context.sharded = context.sharded.whole_model(self.model), None
