@@ -261,8 +261,8 @@ def level_objective(weights, documents, targets, chosen, loss_weights, loss, pri
     return total
 
 
-# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read` are
-# the labels whose texts are in the batch, `drawn` lists of positives and `truth` of all true labels of each document.
+# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of labels 0, 1, ...; `read` are
+# the labels whose texts are in the batch, `drawn` lists of positives, `truth` of all true labels of each document.
 
 
 def pair_loss(documents, texts, read, drawn, truth, temperature=0.05):
