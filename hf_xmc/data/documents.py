@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets
+from datasets import Dataset, List, Value, concatenate_datasets
 
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
@@ -207,9 +207,9 @@ def _make_documents(table: Dataset, found: FoundColumns, name: str) -> tuple[Dat
                 labels.append(dict.fromkeys(own))
     if not rows:
         raise ValueError(
-            f"`{name}` has no row with text and labels: of {counts.rows:,} rows, {counts.empty:,} have nothing in column "
-            f"`{found.text}` and {counts.unlabelled:,} nothing in `{found.labels}`. Name the columns with `text_column` "
-            "and `label_column`."
+            f"`{name}` has no row with text and labels: of {counts.rows:,} rows, {counts.empty:,} have nothing in "
+            f"`{found.text}` and {counts.unlabelled:,} nothing in `{found.labels}`. Name the columns with "
+            "`text_column` and `label_column`."
         )
     return _assemble(table, found, rows, [list(own) for own in labels]), counts
 

@@ -144,10 +144,9 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
     folder = Path(path).expanduser()
     if not folder.exists():
         return _read_label_texts(_label_texts_on_hub(str(path)))
-    for extension in _LOADERS:
-        file = folder / f"labels{extension}"
-        if file.is_file():
-            return _read_label_texts(file)
+    file = label_text_file(folder)
+    if file is not None:
+        return _read_label_texts(file)
     names = pecos_label_names(folder)
     if names is None:
         raise FileNotFoundError(
@@ -156,6 +155,13 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
     return (
         dict(zip(names, names, strict=True)) if names_are_labels(names) else {str(i): n for i, n in enumerate(names)}
     )
+
+
+def label_text_file(path: str | Path) -> Path | None:
+    """The file with the texts of the labels in a folder, if it has one."""
+    folder = Path(path).expanduser()
+    files = (folder / f"labels{extension}" for extension in _LOADERS)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _read_label_texts(file: Path) -> dict[str, str]:

@@ -19,7 +19,6 @@ from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import StageCache
 from ..serialization import new_folder, partial_name
 from .arguments import XMCTrainingArguments
-from .callbacks import StageProgressCallback
 from .checkpoint import (
     TRAINER_STATE_FILE,
     load_optimizer,
@@ -31,6 +30,7 @@ from .checkpoint import (
 from .fsdp import ShardedEncoder, choose_modules, gathered, spread
 from .levels import LevelBatches, Levels
 from .optimizer import RowAdamW
+from .progress import StageProgressCallback
 
 
 class LevelTrainer(Trainer):
