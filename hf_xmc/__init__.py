@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
+    from .configuration_xmc import XMCConfig, XMCEnsembleConfig
     from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
     from .ensemble_xmc import XMCEnsemble
     from .evaluation import XMCMetrics
@@ -120,7 +120,7 @@ def _register_models() -> None:
     from transformers import AutoModel, AutoModelForSequenceClassification
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from .configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
+    from .configuration_xmc import XMCConfig, XMCEnsembleConfig
     from .ensemble_xmc import XMCEnsemble
     from .modeling_xmc import XMCForTextClassification
     from .pipeline_xmc import ExtremeTextClassificationPipeline

@@ -117,6 +117,16 @@ def load_documents(
     return documents
 
 
+def is_prepared_data(path: str, split: str | None) -> bool:
+    """Whether data can be loaded as it is: its columns have the names and types of [`prepare_dataset`]."""
+    location = Path(path).expanduser()
+    files = [location] if location.is_file() else sorted(location.glob("*")) if location.is_dir() else []
+    if {extension_of(file) for file in files} & {".csv", ".tsv", ".xlsx"}:
+        return False
+    loaded = load_splits(path, split, None, None, {})
+    return all(_is_prepared(part) for part in ([loaded] if isinstance(loaded, Dataset) else loaded.values()))
+
+
 def _load(
     source: str | Path | Dataset | Mapping[str, Dataset],
     split: str | None,

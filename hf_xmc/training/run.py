@@ -296,14 +296,14 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
     lines: list[Sequence[str]] = []
     if found.encoding is not None:
         form = f"{rows}, {found.encoding}, separated by {found.separator!r}"
-        lines.append((Path(str(found.name)).name, form, "--encoding --separator"))
+        lines.append((Path(str(found.name)).name, form, "--encoding, --separator"))
     else:
         lines.append((public_name(found.name) or "data", rows, ""))
     if columns is not None:
         how = {"lists": "lists", "JSON lists": "lists in brackets", "one each": "one in each row"}
         form = how.get(columns.format) or f"separated by {columns.delimiter!r}"
-        lines.append(("  text", f"column `{columns.text}`", "--text_column"))
-        lines.append(("  labels", f"column `{columns.labels}`, {form}", "--label_column --label_delimiter"))
+        lines.append(("  text", f"column `{columns.text}`", "--text-column"))
+        lines.append(("  labels", f"column `{columns.labels}`, {form}", "--label-column, --label-delimiter"))
     if counts is not None and counts.documents < counts.rows:
         left_out = {"without text": counts.empty, "without labels": counts.unlabelled}
         facts_ = [f"{count:,} {what}" for what, count in left_out.items() if count]
