@@ -121,6 +121,7 @@ def _register_models() -> None:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from .configuration_xmc import XMCConfig, XMCEnsembleConfig
+    from .configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
     from .ensemble_xmc import XMCEnsemble
     from .modeling_xmc import XMCForTextClassification
     from .pipeline_xmc import ExtremeTextClassificationPipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 COMMANDS = {
@@ -73,11 +73,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses arguments after replacing the underscores in the names of flags."""
         return super().parse_known_args([with_dashes(arg) for arg in args or ()], namespace)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses arguments; an unknown flag is an error that names the closest one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:

@@ -121,12 +121,12 @@ def _train_on(data: DataArguments, options: dict[str, Any]) -> None:
     """Trains on data whose columns and splits are found, and prints the report."""
     if not options["output_dir"]:
         raise ValueError(f"The folder of the model is missing. Write `hf-xmc train {data.dataset} -o my-tagger`.")
-    columns = {name: getattr(data, name) for name in (*TABLE_OPTIONS, "label_delimiter")}
+    columns: dict[str, Any] = {name: getattr(data, name) for name in (*TABLE_OPTIONS, "label_delimiter")}
     assert data.dataset is not None and not isinstance(data.column_mapping, str)
     for column, kind in (data.column_mapping or {}).items():
         columns[{"text": "text_column", "labels": "label_column"}.get(kind, kind)] = column
     folder = options.pop("output_dir")
-    chosen = {"holdout": data.holdout, "final_train": data.final_train, "log": data.log}
+    chosen: dict[str, Any] = {"holdout": data.holdout, "final_train": data.final_train, "log": data.log}
     _, report = train(data.dataset, folder, label_texts=data.label_texts or None, **columns, **chosen, **options)
     if ProcessGroup.current().is_main and data.log == "text":
         print(f"\n{report}\n\n{_next_commands(report, data.dataset)}")

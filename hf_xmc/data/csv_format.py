@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def find_encoding(path: str | Path) -> str:
     return encoding
 
 
-def _records(sample: str, separator: str) -> csv.reader:  # type: ignore[valid-type]
+def _records(sample: str, separator: str) -> Iterator[list[str]]:
     return csv.reader(io.StringIO(sample, newline=""), delimiter=separator, skipinitialspace=True)
 
 

@@ -198,7 +198,7 @@ class _Run:
         """Trains once or twice, evaluates, and reports."""
         splits = self.found.splits
         documents, validation = splits["train"], splits.get("validation")
-        split = next((name for name in ("test", "validation") if name in splits), None)
+        split: str | None = next((name for name in ("test", "validation") if name in splits), None)
         tested = None if split is None else splits[split]
         if held_out:
             seed = self.options.get("seed") or 42
