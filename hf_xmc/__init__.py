@@ -120,7 +120,6 @@ def _register_models() -> None:
     from transformers import AutoModel, AutoModelForSequenceClassification
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from .configuration_xmc import XMCConfig, XMCEnsembleConfig
     from .configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
     from .ensemble_xmc import XMCEnsemble
     from .modeling_xmc import XMCForTextClassification
