@@ -52,12 +52,18 @@ class XMCOutput(ModelOutput):
             Scores between 0 and 1, best first; 0 where fewer labels were found.
         indices (`torch.LongTensor` of shape `(batch, top_k)`):
             Label ids; -1 where fewer labels were found.
+        vectors (`torch.FloatTensor` of shape `(batch, dimensions)`):
+            Document vectors, if label texts were given.
+        label_vectors (`torch.FloatTensor` of shape `(labels, dimensions)`):
+            Vectors of the label texts.
     """
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     scores: torch.Tensor | None = None
     indices: torch.Tensor | None = None
+    vectors: torch.Tensor | None = None
+    label_vectors: torch.Tensor | None = None
 
 
 def mix_scores(

@@ -303,6 +303,8 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         targets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         levels: Sequence[dict[str, Any]] | None = None,
+        label_input_ids: torch.Tensor | None = None,
+        label_attention_mask: torch.Tensor | None = None,
     ) -> XMCOutput:
         """
         Finds the best labels of each document or, with `level` or `levels`, scores nodes of the tree.
@@ -333,6 +335,10 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
                 Weight of the loss of each node; all 1 by default.
             levels (`Sequence[dict]`, *optional*):
                 Inputs of several levels that are trained jointly, see [`LevelHeads.joint_loss`].
+            label_input_ids (`torch.Tensor` of shape `(labels, tokens)`, *optional*):
+                Token ids of label texts. The output is then their vectors and those of the documents.
+            label_attention_mask (`torch.Tensor` of shape `(labels, tokens)`, *optional*):
+                1 for tokens, 0 for padding; all 1 by default.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`; with `level` the `logits`, and with
@@ -341,6 +347,9 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
         if input_ids is not None:
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             vectors = self.encode(input_ids, mask)
+            if label_input_ids is not None:
+                mask = torch.ones_like(label_input_ids) if label_attention_mask is None else label_attention_mask
+                return XMCOutput(vectors=vectors, label_vectors=self.encode(label_input_ids, mask))
             hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
             if levels is not None:
                 assert self.label_tree is not None

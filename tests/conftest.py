@@ -26,6 +26,9 @@ NUM_FILLERS = 40
 # Options that give 60 labels a tree of the levels 4, 16 and 60.
 THREE_LEVELS = {"tree_clustering": "kmeans", "tree_branching": 4, "tree_max_leaf_size": 4, "tree_max_depth": 3}
 
+# Texts of the labels of `make_documents` in words that the tokenizer knows.
+TOPICS = {f"label {label:02d}": f"topic{label:02d}" for label in range(NUM_LABELS)}
+
 # Loads a model of the Hub from the cache. With peft, transformers also looks for adapters, and online.
 OFFLINE: dict[str, Any] = {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
 
@@ -277,13 +280,23 @@ def train(tiny_encoder: Path, few: Dataset, tmp_path: Path) -> Any:
     """Trains in `tmp_path`. Keywords that are not arguments of the trainer are options."""
     from hf_xmc import XMCTrainer
 
-    def run(resume=None, folder=tmp_path, model=tiny_encoder, data=few, eval_dataset=None, callbacks=(), **options):
+    def run(
+        resume=None,
+        folder=tmp_path,
+        model=tiny_encoder,
+        data=few,
+        eval_dataset=None,
+        callbacks=(),
+        label_texts=None,
+        **options,
+    ):
         trainer = XMCTrainer(
             model=model,
             args=encoder_arguments(folder, **options),
             train_dataset=data,
             eval_dataset=eval_dataset,
             callbacks=list(callbacks),
+            label_texts=label_texts,
         )
         trainer.train(resume_from_checkpoint=resume)
         return trainer

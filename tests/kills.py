@@ -21,13 +21,14 @@ from typing import Any
 from local_hub import LocalHub
 
 REPO = "me/tagger"
-METHODS = ("xr-transformer", "lightxml", "xr-linear")
+# With the name of an objective in place of a method, see `level_objective`.
+METHODS = ("xr-transformer", "label_texts", "lightxml", "xr-linear")
 
 
 def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None:
     """Trains, uploads and predicts, resuming a killed call. Says what it does."""
     import torch
-    from conftest import encoder_arguments, make_documents
+    from conftest import TOPICS, encoder_arguments, make_documents
     from transformers import TrainerCallback
 
     from hf_xmc import XMCTrainer, XMCTrainingArguments
@@ -53,12 +54,16 @@ def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None
         )
     else:
         steps = [3, 4, 5] if method == "xr-transformer" else [12]
-        args = encoder_arguments(model, method=method, level_steps=steps, save_steps=2, level_beam_size=[2])
+        kind = (
+            {"level_objective": method, "method": "xr-transformer"} if method == "label_texts" else {"method": method}
+        )
+        args = encoder_arguments(model, level_steps=steps, save_steps=2, level_beam_size=[2], **kind)
     trainer = XMCTrainer(
         model=None if method == "xr-linear" else str(encoder),
         args=args,
         train_dataset=make_documents(600, seed=7),
         callbacks=[SayEvents()],
+        label_texts=TOPICS if method == "label_texts" else None,
     )
     trainer.train(resume_from_checkpoint=True)
     say("push")

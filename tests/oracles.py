@@ -312,6 +312,32 @@ def level_objective(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
+# labels whose texts are in the batch, `drawn` lists of positives and `truth` of all true labels of each document.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def pair_loss(
+    documents: np.ndarray,
+    texts: np.ndarray,
+    read: Sequence[int],
+    drawn: Sequence[Sequence[int]],
+    truth: Sequence[Sequence[int]],
+    temperature: float = 0.05,
+) -> float:
+    """The mean of equation (15) over the documents that have a positive."""
+    losses = []
+    for document, positives, true in zip(documents, drawn, truth, strict=True):
+        if not positives:
+            continue
+        powers = {label: math.exp(float(np.dot(document, texts[label])) / temperature) for label in set(read)}
+        negatives = sum(power for label, power in powers.items() if label not in true)
+        terms = [math.log(powers[label] / (powers[label] + negatives)) for label in positives]
+        losses.append(-sum(terms) / len(terms))
+    return sum(losses) / len(losses)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Scoring through the tree: `weights` holds one (nodes, features) matrix per level, documents end in a constant 1.
 # ---------------------------------------------------------------------------------------------------------------------
 

@@ -18,14 +18,15 @@ TRAININGS = {
     "knn": {"method": "knn"},
     "frozen": {"method": "xr-transformer", "level_steps": [0]},
     "xr-transformer": {"method": "xr-transformer", "level_negatives": ["both"], **STEPS},
+    "label-texts": {"method": "xr-transformer", "level_objective": "label_texts", "logging_steps": 1, **STEPS},
     "x-transformer": {"method": "x-transformer", "gradient_checkpointing": True, **STEPS},
     "lightxml": {"method": "lightxml", "gradient_accumulation_steps": 2, **STEPS},
     "aplc-xlnet": {"method": "aplc-xlnet", **STEPS},
 }
 # The others are slow tests.
-QUICK = ("xr-linear", "frozen", "xr-transformer", "lightxml")
+QUICK = ("xr-linear", "frozen", "xr-transformer", "label-texts", "lightxml")
 # Under FSDP, and the step of a checkpoint to resume from: that of lightxml is in the part with averaged weights.
-SHARDED = {"xr-transformer": 8, "lightxml": 3}
+SHARDED = {"xr-transformer": 8, "label-texts": 3, "lightxml": 3}
 
 
 def make_job(name, folder, encoder, processes):
@@ -85,6 +86,8 @@ def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, 
     first, second = results(folder, 2)
     assert first == second and first["processes"] == 2 and alone["processes"] == 1
     assert first["metrics"] == pytest.approx(alone["metrics"], abs=0.02)
+    # Of label texts, whose negatives are those of all processes.
+    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-3)
     assert_close_models(tmp_path / name, folder)
     if name in ("xr-linear", "knn", "frozen"):
         # With the same vectors nothing depends on the number of processes.

@@ -30,9 +30,12 @@ def make_schedule(steps, warmup_steps=0.0, rates=None, scheduler="linear"):
     return Schedule(steps, rates, [10 * rate for rate in rates], warmup_steps=warmup_steps, scheduler=scheduler)
 
 
+def make_arguments(method="xr-transformer", **options):
+    return XMCTrainingArguments("out", method=method, use_cpu=True, **options)
+
+
 def planned(num_groups=1, steps_per_epoch=7, method="xr-transformer", **options):
-    args = XMCTrainingArguments("out", method=method, use_cpu=True, **options)
-    return Schedule.from_arguments(args, num_groups, steps_per_epoch)
+    return Schedule.from_arguments(make_arguments(method, **options), num_groups, steps_per_epoch)
 
 
 def test_one_pass_for_each_level_by_default():
@@ -68,6 +71,28 @@ def test_one_pass_for_each_level_by_default():
 def test_steps_of_the_levels(options, num_groups, steps):
     schedule = planned(num_groups, **options)
     assert schedule.steps == steps and schedule.ends == np.cumsum(steps).tolist()
+
+
+def test_steps_that_fit_into_a_time():
+    schedule = planned(2, time_budget=3)  # a third of it for the level above the labels
+    assert schedule.seconds == [60, 120] and schedule.limit > 1e9
+    for step in range(1, 31):  # two seconds each
+        schedule.plan_by_time(step, 2.0 * step)
+        assert schedule.steps[0] == 30 or step > 28
+        assert schedule.factor(step) == pytest.approx(min((step + 1) / 3, (30 - step) / 27), abs=0.08)
+    assert schedule.ends[0] == 30 and schedule.index(30) == 1
+    schedule.plan_by_time(31, 10.0)
+    assert schedule.steps[1] == 12 and schedule.total == 42
+    # Slower than planned: the level is over when its time is.
+    schedule.plan_by_time(32, 125.0)
+    assert schedule.total == 32
+    assert Schedule.from_arguments(make_arguments(time_budget=3), 2, 7).load(schedule.state())
+
+
+def test_a_stored_plan_of_other_steps():
+    schedule = planned(2, level_steps=[3, 4])
+    assert schedule.load({"steps": [3, 4], "ends": [2, 6]}) and schedule.total == 6
+    assert not schedule.load({"steps": [3, 5], "ends": [3, 8]})
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 3, 10, 99, 1000])
@@ -172,7 +197,8 @@ def test_a_level_that_ends_early_is_followed_by_the_next():
     assert [schedule.factor(step) for step in range(7)] == [full.factor(step) for step in range(7)]
     assert [schedule.factor(step) for step in range(7, 17)] == [full.factor(step) for step in range(10, 20)]
     schedule.end_level(15)
-    assert schedule.ends == [7, 13, 15] and schedule.state() == {"steps": [10, 6, 4], "ends": [7, 13, 15]}
+    assert schedule.ends == [7, 13, 15]
+    assert schedule.state() == {"steps": [10, 6, 4], "ends": [7, 13, 15], "elapsed": 0.0}
 
 
 # ---- Data of a level ----

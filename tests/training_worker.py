@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import encoder_arguments, make_documents
+from conftest import TOPICS, encoder_arguments, make_documents
 from transformers import TrainerCallback
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
@@ -108,7 +108,8 @@ def run_job(
     held_out = make_documents(50, seed=3)
     callbacks = [] if die is None else [Die(*die)]
     documents = make_documents(160, seed=7)
-    trainer = XMCTrainer(encoder, args, documents, held_out, callbacks=callbacks)
+    texts = TOPICS if options.get("level_objective") == "label_texts" else None
+    trainer = XMCTrainer(encoder, args, documents, held_out, callbacks=callbacks, label_texts=texts)
     output = trainer.train(resume_from_checkpoint=resume or None)
     scores, indices = trainer.predict(held_out).predictions
     weights = {name: tensor.detach().numpy() for name, tensor in trainer.model.state_dict().items()}
@@ -117,6 +118,9 @@ def run_job(
         "has_fsdp": trainer.is_fsdp_enabled,
         "weights": digest(*(np.ascontiguousarray(weights[name]) for name in sorted(weights))),
         "predictions": digest(scores, indices),
+        "losses": [
+            entry[name] for entry in trainer.state.log_history if "loss" in entry for name in ("loss", "grad_norm")
+        ],
         "metrics": {name: value for name, value in trainer.evaluate().items() if "@" in name},
         "stages": sorted(name for name in output.metrics if name.endswith("_seconds")),
     }

@@ -144,16 +144,24 @@ class ProcessGroup:
         else:
             gradient = gradient.coalesce()
             rows, values = gradient.indices()[0], gradient.values()
-        sizes = self._all_gather(torch.tensor([len(rows)], device=parameter.device)).tolist()
-        if not any(sizes):
+        rows = self.gather_rows(rows)
+        if not len(rows):
             return None
-        # Collectives need tensors of equal shape.
-        padding = max(sizes) - len(rows)
-        all_rows = self._all_gather(torch.cat([rows, rows.new_zeros(padding)]))
-        all_values = self._all_gather(torch.cat([values, values.new_zeros((padding, *values.shape[1:]))]))
-        mask = (torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)).flatten().to(parameter.device)
-        total = torch.sparse_coo_tensor(all_rows[mask].unsqueeze(0), all_values[mask], parameter.shape)
+        total = torch.sparse_coo_tensor(rows.unsqueeze(0), self.gather_rows(values), parameter.shape)
         return (total / self.count).coalesce()
+
+    def gather_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of the tensors of all processes. Those of this process keep their gradients."""
+        if self.count == 1:
+            return tensor
+        sizes = self._all_gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+        # Collectives need tensors of equal shape.
+        own = tensor.detach()
+        padded = torch.cat([own, own.new_zeros((max(sizes) - len(own), *own.shape[1:]))])
+        parts = list(self._all_gather(padded).split(max(sizes))) if max(sizes) else [own] * self.count
+        parts = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        parts[self.index] = tensor
+        return torch.cat(parts)
 
     def _all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors of all processes, concatenated."""

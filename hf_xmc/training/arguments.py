@@ -96,6 +96,12 @@ class GeneralArguments(Part):
         least=0,
         most=1,
     )
+    time_budget: float | None = option(
+        None,
+        "Minutes of fine-tuning, instead of `num_train_epochs` and `max_steps`. Learning rates then decay with the "
+        "time, and a resumed training has the time that is left.",
+        above=0,
+    )
     embedding_scale: float = option(
         0.7, "Norm of the encoder's vector beside TF-IDF, which has norm 1, in the ranker.", above=0
     )
@@ -264,7 +270,8 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
                     (value,) = value
                 setattr(self, prefix + declared.name, value)
         if self.predict_with is None:
-            self.predict_with: str | None = "both" if self.trains_encoder else "ranker"
+            has_heads = self.trains_encoder and self.level_objective == "heads"
+            self.predict_with: str | None = "both" if has_heads else "ranker"
 
     def _default(self, prefix: str, declared: dataclasses.Field) -> Any:
         return self._preset(prefix).get(declared.name, default_of(declared))
@@ -283,6 +290,14 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         """Checks what predicts against the method."""
         if self.predict_with != "ranker" and not self.trains_encoder:
             raise ValueError(f"`predict_with={self.predict_with!r}` needs heads, and {self.method!r} has none.")
+        if self.level_objective != "heads":
+            matcher = self.make_ranker_arguments().matcher
+            for name, value in (("predict_with", self.predict_with), ("method", matcher == "heads" and self.method)):
+                if value in ("both", "heads", self.method):
+                    raise ValueError(
+                        f"`{name}={value!r}` needs heads, and `level_objective={self.level_objective!r}` trains none. "
+                        "Leave it out, or set `level_objective='heads'`."
+                    )
         if self.label_features in ENCODER_LABEL_FEATURES and not self.trains_encoder:
             raise ValueError(f"`label_features={self.label_features!r}` needs an encoder; {self.method!r} has none.")
         if self.label_text_weight and self.predict_with == "heads":
@@ -303,6 +318,13 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
 
     def _check_steps(self) -> None:
         """Refuses two ways of giving the length of the training."""
+        lengths = ("level_epochs", "level_steps", "num_train_epochs", "max_steps")
+        given = [name for name in lengths if getattr(self, name) not in (None, -1)]
+        if self.time_budget is not None and (given or not self.trains_encoder):
+            reason = f"`{given[0]}` is set as well" if given else f"{self.method!r} trains no encoder"
+            raise ValueError(
+                f"`time_budget={self.time_budget}` would have no effect: {reason}. Leave one of them out."
+            )
         levels = [name for name in ("level_epochs", "level_steps") if getattr(self, name) is not None]
         totals = [name for name in ("num_train_epochs", "max_steps") if getattr(self, name) > 0]
         if levels and totals:

@@ -98,6 +98,9 @@ class LevelCallback(TrainerCallback):
         # A resumed training may begin in the middle of a pass, which the Trainer does not know.
         state.epoch = state.global_step / self.levels.steps_per_pass
         self.levels.update_average(state.global_step)
+        if self.levels.plan_by_time(state.global_step):
+            state.max_steps = args.max_steps = self.levels.schedule.total
+            control.should_training_stop |= state.global_step >= state.max_steps
         self._end_level(args, state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -152,7 +152,7 @@ class LevelTrainer(Trainer):
     ) -> Any:
         """Computes the loss of the levels in training."""
         assert self._levels is not None
-        output = model(**inputs)
+        output = self._levels.compute_loss(model, inputs)
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
                 f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._levels.name}). Lower "
@@ -205,7 +205,8 @@ class LevelTrainer(Trainer):
         if self._levels is not None and "loss" in logs and self._levels.active >= 0:
             step, now = self.state.global_step, time.perf_counter()
             batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
-            logs["head_learning_rate"] = self._levels.schedule.head_learning_rate(step - 1)
+            if self._levels.levels:
+                logs["head_learning_rate"] = self._levels.schedule.head_learning_rate(step - 1)
             logs["level"] = self._levels.level
             logs["documents_per_second"] = round((step - self._last_log[0]) * batch / (now - self._last_log[1]), 2)
             self._last_log = (step, now)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from datasets import Dataset
+from scipy.sparse import csr_matrix
 from torch.utils.data import DataLoader
 
+from ..evaluation import XMCMetrics
+from ..inference.predict import evaluate_level
 from ..modeling_heads import tail_sizes
+from ..modeling_utils import XMCOutput
+from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import padding_id
 from .averaging import WeightAverage
 from .bootstrap import bootstrap_head, level_data, make_level_data, needs_vectors, start_from_frequency, starting_data
@@ -39,15 +46,9 @@ class Levels:
         # As the user set them: the trainer sets `max_steps` while it trains.
         self.options = args.xmc_options()
         self.arguments = args.make_level_arguments()
-        self.counts = tree.targets(context.targets)
-        self.levels = self.arguments.choose_levels(tree)
-        if args.predict_with == "heads" and tree.depth not in self.levels:
-            raise ValueError(
-                f"`predict_with='heads'` needs a head for the labels, level {tree.depth}, but only the levels "
-                f"{self.levels} are trained."
-            )
-        self.groups = self.arguments.group_levels(self.levels)
-        self._add_heads()
+        self.counts: list[csr_matrix] = []
+        self.levels: list[int] = []
+        self.groups = self._choose_groups()
         self.batches_per_step = args.gradient_accumulation_steps
         per_step = args.train_batch_size * args.world_size * self.batches_per_step
         self.steps_per_pass = max(1, -(-len(context.dataset) // per_step))
@@ -59,6 +60,21 @@ class Levels:
         rank = args.make_encoder_arguments().lora_rank
         self.adapters = Adapters(context.model, rank, seed=args.seed) if rank else None
         self._known_identity: dict[str, Any] | None = None
+        self._start = 0.0
+
+    def _choose_groups(self) -> list[list[int]]:
+        """Chooses the levels and adds their heads; returns the levels that are trained in the same steps, in order."""
+        args, tree = self.context.args, self.context.model.label_tree
+        assert tree is not None
+        self.counts = tree.targets(self.context.targets)
+        self.levels = self.arguments.choose_levels(tree)
+        if args.predict_with == "heads" and tree.depth not in self.levels:
+            raise ValueError(
+                f"`predict_with='heads'` needs a head for the labels, level {tree.depth}, but only the levels "
+                f"{self.levels} are trained."
+            )
+        self._add_heads()
+        return self.arguments.group_levels(self.levels)
 
     def _add_heads(self) -> None:
         """Adds the heads, unless the model has them from a checkpoint, and configures them."""
@@ -83,6 +99,12 @@ class Levels:
         return self.groups[self.active][-1]
 
     @property
+    def padding(self) -> int:
+        """Token id of padding."""
+        model = self.context.model
+        return padding_id(model.config.encoder_config, model.tokenizer)
+
+    @property
     def name(self) -> str:
         """Name of the levels in training, for the progress bar and messages."""
         return f"level {'+'.join(map(str, self.groups[self.active]))}/{self.levels[-1]}"
@@ -93,7 +115,7 @@ class Levels:
         """Computes shortlists and initial heads of a group of levels."""
         self.apply_average()
         self.data = [self._begin_level(self.levels.index(level)) for level in self.groups[index]]
-        self.active = index
+        self.active, self.schedule.elapsed = index, 0.0
 
     def _begin_level(self, index: int) -> LevelData:
         context, arguments, level = self.context, self.arguments, self.levels[index]
@@ -121,6 +143,34 @@ class Levels:
             self.adapters = None
         for index in range(self.active + 1, len(self.groups)):
             self.begin_group(index)
+
+    # ---- Steps ----
+
+    def collator(self, pass_number: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+        """Returns what makes the batches of a pass over the documents, counted from 0."""
+        return LevelCollator(self.padding, self.data, self.arguments.joint)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any]) -> XMCOutput:
+        """Runs the model, which may be wrapped, on a batch."""
+        return model(**inputs)
+
+    def evaluate(
+        self, model: XMCForTextClassification, dataset: Dataset, ks: Sequence[int] | None, **options: Any
+    ) -> XMCMetrics:
+        """Evaluates the level in training; options are those of [`evaluate_level`]."""
+        return evaluate_level(model, dataset, self.level, ks, **options)
+
+    def start_clock(self) -> None:
+        """Starts or continues to measure the time of a group of levels."""
+        self._start = time.perf_counter() - self.schedule.elapsed
+
+    def plan_by_time(self, step: int) -> bool:
+        """Plans the steps that are left after `step` steps, if the length of the training is a time."""
+        if self.schedule.seconds is None:
+            return False
+        elapsed = self.context.runtime.cache.processes.from_main(lambda: time.perf_counter() - self._start)
+        self.schedule.plan_by_time(step, elapsed)
+        return True
 
     def update_average(self, step: int) -> None:
         """Adds the weights after `step` steps to the average, in the last part of a level."""
@@ -150,13 +200,13 @@ class Levels:
         state, shortlists = load_level_state(folder)
         identity = self._identity()
         different = [name for name, value in identity.items() if state["run"].get(name) != value]
-        if different or state["schedule"]["steps"] != self.schedule.steps:
+        if not self.schedule.load(state["schedule"]) or different:
             raise ValueError(
                 f"The checkpoint `{folder}` belongs to another run. These differ: "
                 f"{', '.join(different or ['number of steps'])}. Resume with the same data and options, or choose "
                 "another `output_dir`."
             )
-        self.schedule.ends, self.active = state["schedule"]["ends"], state["active"]
+        self.active = state["active"]
         self.average.load(folder, self.context.model.device)
         if self.adapters is not None:
             self.adapters.load(folder)
@@ -176,7 +226,7 @@ class Levels:
             labels = hashlib.blake2b(targets.indptr.tobytes() + targets.indices.tobytes(), digest_size=16)
             options = {f"level_{name}": value for name, value in vars(self.arguments).items()}
             # Tree, TF-IDF and tokens come from the checkpoint: the options must agree with them.
-            prefixes = ("tree_", "tfidf_", "encoder_", "label_", "feature", "warmup_", "lr_", "weight_decay")
+            prefixes = ("tree_", "tfidf_", "encoder_", "label_", "feature", "warmup_", "lr_", "weight_decay", "time_")
             given = args.xmc_options()
             options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
             identity = {
@@ -233,6 +283,7 @@ class LevelBatches:
             is_new = levels.active < index
             if is_new:
                 levels.begin_group(index)
+            levels.start_clock()
             self.on_begin(is_new)
             while self._is_in(index):
                 for batch in self._loader():
@@ -247,7 +298,7 @@ class LevelBatches:
 
     def _loader(self) -> DataLoader:
         """Returns the rest of the current pass."""
-        levels, args, model = self.levels, self.levels.context.args, self.levels.context.model
+        levels, args = self.levels, self.levels.context.args
         number, start = divmod(self._done, len(self))
         seed = args.seed if args.data_seed is None else args.data_seed
         batches = pass_batches(
@@ -258,11 +309,10 @@ class LevelBatches:
             None if args.train_sampling_strategy == "sequential" else seed + number,
         )
         workers = args.dataloader_num_workers
-        padding = padding_id(model.config.encoder_config, model.tokenizer)
         return DataLoader(
             self.dataset,  # type: ignore[arg-type]
             batch_sampler=batches[start:],  # type: ignore[arg-type]
-            collate_fn=LevelCollator(padding, levels.data, levels.arguments.joint),
+            collate_fn=levels.collator(number),
             num_workers=workers,
             prefetch_factor=args.dataloader_prefetch_factor if workers else None,
             pin_memory=args.dataloader_pin_memory and torch.accelerator.is_available(),

@@ -22,6 +22,7 @@ from .shortlist import NEGATIVES
 T = TypeVar("T")
 
 CLUSTERINGS = ("balanced", "kmeans", "flat", "frequency")
+LEVEL_OBJECTIVES = ("heads", "label_texts")
 HEAD_NEGATIVES = ("tfn", "man", "both", "all", "dynamic")
 MATCHERS = ("ranker", "heads")
 SHARES_OF = ("mass", "count")
@@ -326,6 +327,12 @@ class LevelArguments(Part):
 
     prefix: ClassVar[str] = "level_"
 
+    objective: str = option(
+        "heads",
+        "What the encoder is trained for. `heads`: classifiers of the levels; `label_texts`: document vectors "
+        "that are close to the vectors of the texts, or names, of their labels, without heads.",
+        choices=LEVEL_OBJECTIVES,
+    )
     indices: int | list[int] | None = option(
         None,
         "Levels to train, counted from 1 (the coarsest) or back from -1 (the labels). By default the labels and, if "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import SchedulerType
 
-from .options import per_level
+from .options import LevelArguments, per_level
 
 if TYPE_CHECKING:
     from .arguments import XMCTrainingArguments
@@ -22,6 +22,8 @@ _DECAYS: dict[str, Callable[[float], float]] = {
     "constant_with_warmup": lambda left: 1.0,
 }
 SCHEDULERS = tuple(_DECAYS)
+# Steps of a level whose length is a time, before its first step is done.
+UNKNOWN_STEPS = 10**9
 
 
 class Schedule:
@@ -29,13 +31,14 @@ class Schedule:
     Steps and learning rates of levels, or groups of levels, that are trained one after the other.
 
     Args:
-        steps (`Sequence[int]`): Steps of each level.
+        steps (`Sequence[int]`): Steps of each level. With `seconds` they are planned again after every step.
         learning_rates (`Sequence[float]`): Highest learning rate of the encoder in each level.
         head_learning_rates (`Sequence[float]`): Highest learning rate of the heads.
         projection_learning_rates (`Sequence[float]`, *optional*): That of the projections; as the heads by default.
         warmup_steps (`float`, *optional*, defaults to 0): Warmup steps of each level; a ratio of its steps if below 1.
         min_lr_ratio (`float`, *optional*, defaults to 0): Ratio of the lowest to the highest learning rates.
         scheduler (`str`, *optional*, defaults to `"linear"`): How learning rates decay, one of `SCHEDULERS`.
+        seconds (`Sequence[float]`, *optional*): Time of each level, which takes as many steps as fit into it.
     """
 
     def __init__(
@@ -48,8 +51,11 @@ class Schedule:
         warmup_steps: float = 0.0,
         min_lr_ratio: float = 0.0,
         scheduler: str = "linear",
+        seconds: Sequence[float] | None = None,
     ) -> None:
-        self.steps = list(steps)
+        self.steps, self.seconds = list(steps), seconds
+        # Time that the current level has taken.
+        self.elapsed = 0.0
         self.learning_rates, self.head_learning_rates = list(learning_rates), list(head_learning_rates)
         self.projection_learning_rates = list(projection_learning_rates or head_learning_rates)
         # As in transformers, `constant` has no warmup.
@@ -72,12 +78,16 @@ class Schedule:
         for name in ("learning_rate", "head_learning_rate", "projection_learning_rate"):
             value = getattr(levels, name)
             rates[f"{name}s"] = None if value is None else per_level(value, num_groups, name)
+        seconds = None
+        if args.time_budget is not None:
+            seconds = [60 * args.time_budget * share for share in _shares(levels, num_groups)]
         return cls(
-            _count_steps(args, num_groups, steps_per_epoch),
+            _count_steps(args, num_groups, steps_per_epoch) if seconds is None else [UNKNOWN_STEPS] * num_groups,
             **rates,  # type: ignore[arg-type]
             warmup_steps=args.warmup_steps,
             min_lr_ratio=levels.min_lr_ratio,
             scheduler=SchedulerType(args.lr_scheduler_type).value,
+            seconds=seconds,
         )
 
     @property
@@ -85,15 +95,34 @@ class Schedule:
         """Steps of all levels."""
         return self.ends[-1]
 
+    @property
+    def limit(self) -> int:
+        """Steps that all levels can take at most."""
+        return self.total if self.seconds is None else UNKNOWN_STEPS * len(self.steps)
+
     def index(self, step: int) -> int:
         """Position, from 0, of the level that is trained after `step` steps."""
         return min(int(np.searchsorted(self.ends, step, side="right")), len(self.ends) - 1)
 
     def end_level(self, step: int) -> None:
         """Ends the current level after `step` steps; the next ones move forward."""
-        index = self.index(step)
-        saved = self.ends[index] - step
-        self.ends = [end - saved if i >= index else end for i, end in enumerate(self.ends)]
+        self._move_end(self.index(step), step)
+
+    def plan_by_time(self, step: int, elapsed: float) -> None:
+        """Plans the steps of the current level again, of which `step` is the last one done, after so many seconds."""
+        assert self.seconds is not None
+        index = self.index(step - 1)
+        start = self.ends[index - 1] if index else 0
+        planned = done = step - start
+        if elapsed < self.seconds[index]:
+            # At least two more: the Trainer would take one for the end.
+            planned = max(done + 2, round(done * self.seconds[index] / elapsed))
+        self.steps[index], self.elapsed = planned, elapsed
+        self._move_end(index, start + planned)
+
+    def _move_end(self, index: int, step: int) -> None:
+        moved = step - self.ends[index]
+        self.ends = [end + moved if i >= index else end for i, end in enumerate(self.ends)]
 
     def steps_done(self, step: int) -> tuple[int, int]:
         """Done and planned steps of the current level after `step` steps; an early end does not change the plan."""
@@ -123,7 +152,13 @@ class Schedule:
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"steps": self.steps, "ends": self.ends}
+        return {"steps": self.steps, "ends": self.ends, "elapsed": self.elapsed}
+
+    def load(self, state: dict[str, Any]) -> bool:
+        """Restores a state; returns whether it belongs to the same plan."""
+        is_same = self.seconds is not None or state["steps"] == self.steps
+        self.steps, self.ends, self.elapsed = state["steps"], state["ends"], state.get("elapsed", 0.0)
+        return is_same
 
 
 def _count_steps(args: XMCTrainingArguments, num_groups: int, steps_per_epoch: int) -> list[int]:
@@ -135,8 +170,13 @@ def _count_steps(args: XMCTrainingArguments, num_groups: int, steps_per_epoch: i
         epochs = per_level(1.0 if levels.epochs is None else levels.epochs, num_groups, "epochs")
         return [round(number * steps_per_epoch) for number in epochs]
     total = args.max_steps if args.max_steps > 0 else round(args.num_train_epochs * steps_per_epoch)
+    ends = [round(total * share) for share in np.cumsum(_shares(levels, num_groups))]
+    return np.diff([0, *ends]).tolist()
+
+
+def _shares(levels: LevelArguments, num_groups: int) -> list[float]:
+    """Share of each level in the whole training."""
     shares = list(levels.epoch_shares or [1.0])
     # The labels are last; further levels above get the first share.
     shares = ([shares[0]] * num_groups + shares[1:])[-num_groups:]
-    ends = [round(total * share) for share in np.cumsum(shares) / np.sum(shares)]
-    return np.diff([0, *ends]).tolist()
+    return [share / sum(shares) for share in shares]

@@ -28,7 +28,7 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metr
 
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
-from ..inference.predict import evaluate_level, evaluate_model, predict_batches
+from ..inference.predict import evaluate_model, predict_batches
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..parallel.runtime import Runtime
@@ -39,8 +39,8 @@ from .arguments import XMCTrainingArguments
 from .callbacks import LevelCallback, SigtermCallback, StageTimer, StartCallback
 from .checkpoint import TRAINER_STATE_FILE, find_checkpoint
 from .context import RunContext
+from .contrastive import make_levels
 from .level_trainer import LevelTrainer
-from .levels import Levels
 from .progress import StageProgressCallback, quiet_libraries
 from .record import TrainingRecord, TrainingRecorder
 from .setup import (
@@ -290,7 +290,7 @@ class XMCTrainer(LevelTrainer):
         self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         for stage in PREPARATION:
             stage(context)
-        self._levels = levels = Levels(context)
+        self._levels = levels = make_levels(context)
         self._first_step = 0
         if checkpoint is not None:
             levels.load(checkpoint)
@@ -298,7 +298,7 @@ class XMCTrainer(LevelTrainer):
             self._first_step = state.global_step
         callback = LevelCallback(levels, self.callback_handler.callbacks)
         start = StartCallback(self, checkpoint, list(self.state.log_history))
-        options = {"max_steps": levels.schedule.total, "ignore_data_skip": True, "logging_nan_inf_filter": False}
+        options = {"max_steps": levels.schedule.limit, "ignore_data_skip": True, "logging_nan_inf_filter": False}
         before = {name: getattr(self.args, name) for name in options}
         for name, value in options.items():
             setattr(self.args, name, value)
@@ -414,9 +414,9 @@ class XMCTrainer(LevelTrainer):
         start = time.time()
         options: dict[str, Any] = {"batch_size": self.args.per_device_eval_batch_size, "runtime": self.runtime}
         if self._levels is not None and self.model.ranker is None:
-            # During fine-tuning only the heads of the current level can be evaluated.
+            # During fine-tuning only what is trained now can be evaluated.
             with self._levels.average.in_place(self.model), self._levels.context.whole_encoder():
-                metrics = evaluate_level(self.model, dataset, self._levels.level, self.args.eval_ks, **options)
+                metrics = self._levels.evaluate(self.model, dataset, self.args.eval_ks, **options)
         else:
             metrics = evaluate_model(self.model, dataset, self.args.eval_ks, **options)
         results = {f"{metric_key_prefix}_{name}": value for name, value in metrics.compute().items()}

@@ -1,0 +1,209 @@
+"""Fine-tuning of the encoder on pairs of a document and the text of one of its labels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from scipy.sparse import csr_matrix
+from torch.nn import functional
+
+from ..evaluation import XMCMetrics
+from ..inference.predict import evaluate_model
+from ..label_vectors import LabelVectors
+from ..labels import Labels
+from ..modeling_utils import XMCOutput
+from ..modeling_xmc import XMCForTextClassification
+from ..text_encoder import pad_batch
+from .context import RunContext
+from .levels import Levels
+
+logger = logging.getLogger(__name__)
+
+TEMPERATURE = 0.05
+# The positive of a document is drawn with a probability proportional to the frequency of the label to this power.
+FREQUENCY_POWER = -0.5
+
+
+def make_levels(context: RunContext) -> Levels:
+    """Returns what is fine-tuned: heads of the levels of the tree, or the encoder alone on the texts of the labels."""
+    if context.args.level_objective == "label_texts":
+        assert context.model.labels is not None
+        if any(readable_texts(context.model.labels)):
+            return LabelTexts(context)
+        logger.warning("`level_objective='label_texts'`: the labels have no texts, so heads are trained.")
+    return Levels(context)
+
+
+def readable_texts(labels: Labels) -> list[str]:
+    """Returns the text of each label, by default its name; an empty string for codes without letters."""
+    texts = labels.names if labels.texts is None else labels.texts
+    chosen = [text if text.strip() else name for text, name in zip(texts, labels.names, strict=True)]
+    return [text if any(character.isalpha() for character in text) else "" for text in chosen]
+
+
+class LabelTexts(Levels):
+    """
+    Fine-tuning of the encoder on the texts of the labels, in place of the levels of the tree.
+
+    The encoder reads documents and label texts. A document and one of its labels form a pair, whose cosine competes
+    with those of the document and the other labels of the batch, see [`decoupled_softmax`].
+
+    Args:
+        context ([`RunContext`]): The training after the stages of `PREPARATION`.
+    """
+
+    def _choose_groups(self) -> list[list[int]]:
+        model, targets = self.context.model, self.context.targets
+        assert model.labels is not None
+        texts = readable_texts(model.labels)
+        has_text = np.array([bool(text) for text in texts])
+        if not has_text.all():
+            logger.info("%d of %d labels have no text: fine-tuning skips them.", (~has_text).sum(), len(texts))
+        self.tokens = [windows[0] for windows in model.tokenize(texts)]
+        frequency = np.maximum(np.bincount(targets.indices, minlength=len(texts)), 1)
+        self._weights = has_text * frequency.astype(np.float64) ** FREQUENCY_POWER
+        return [[]]  # one group, without heads
+
+    @property
+    def level(self) -> int:
+        """The level of the labels."""
+        assert self.context.model.label_tree is not None
+        return self.context.model.label_tree.depth
+
+    @property
+    def name(self) -> str:
+        """Name for the progress bar and messages."""
+        return "label texts"
+
+    def collator(self, pass_number: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+        """Returns what makes the batches of a pass; each pass draws other positives."""
+        args = self.context.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        drawn = draw_positives(self.context.targets, self._weights, np.random.default_rng([seed, pass_number]))
+        return LabelTextCollator(self.padding, self.tokens, drawn)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any]) -> XMCOutput:
+        """Computes the loss of a batch, whose labels are those of all processes."""
+        rows, labels, drawn = (inputs.pop(name) for name in ("documents", "labels_read", "drawn"))
+        output = model(**inputs)
+        processes = self.context.runtime.cache.processes
+        rows, labels, drawn = (processes.gather_rows(own).cpu().numpy() for own in (rows, labels, drawn))
+        vectors, label_vectors = (processes.gather_rows(own) for own in (output.vectors, output.label_vectors))
+        loss = batch_loss(vectors, label_vectors, labels, drawn, self.context.targets[rows])
+        # Every process has the loss of all documents, but only the gradients of its own vectors, of which the mean is
+        # taken.
+        output.loss = loss + (processes.count - 1) * (loss - loss.detach())
+        return output
+
+    def evaluate(
+        self, model: XMCForTextClassification, dataset: Dataset, ks: Sequence[int] | None, **options: Any
+    ) -> XMCMetrics:
+        """Evaluates the ranking of the labels by the cosines of their texts with the document."""
+        vectors = model.embed([[tokens] for tokens in self.tokens], options["batch_size"])
+        vectors[self._weights == 0] = 0
+        before = model.label_vectors
+        model.label_vectors = LabelVectors(len(vectors), dense={"text_vector": vectors.astype(np.float16)})
+        try:
+            return evaluate_model(model, dataset, ks, predict_with="text_vector", **options)
+        finally:
+            model.label_vectors = before
+
+
+class LabelTextCollator:
+    """
+    Data collator: pads documents and the texts of the labels that are drawn for them.
+
+    Args:
+        padding (`int`): Id of the padding token.
+        tokens (`Sequence[Sequence[int]]`): Tokens of each label text.
+        drawn (`np.ndarray`): The label drawn for each document, -1 for none.
+    """
+
+    def __init__(self, padding: int, tokens: Sequence[Sequence[int]], drawn: np.ndarray) -> None:
+        self.padding, self.tokens, self.drawn = padding, tokens, drawn
+
+    def __call__(self, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        rows = np.array([document["document"] for document in documents])
+        drawn = self.drawn[rows]
+        labels = np.unique(drawn[drawn >= 0])
+        if not len(labels):
+            labels = np.zeros(1, dtype=np.int64)  # the encoder needs a text
+        ids, mask = pad_batch([document["token_ids"][0] for document in documents], self.padding)
+        label_ids, label_mask = pad_batch([self.tokens[label] for label in labels], self.padding)
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "label_input_ids": label_ids,
+            "label_attention_mask": label_mask,
+            "documents": torch.from_numpy(rows),
+            "labels_read": torch.from_numpy(labels),
+            "drawn": torch.from_numpy(drawn),
+        }
+
+
+def draw_positives(targets: csr_matrix, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """
+    Draws a true label of each document.
+
+    Args:
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        weights (`np.ndarray`): Weight of each label; a label of a document is drawn in proportion to it.
+        generator (`np.random.Generator`): Source of one number for each document.
+
+    Returns:
+        `np.ndarray`: int64 `(documents,)`; -1 where no true label has a weight above 0.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(weights[targets.indices])])
+    begin, end = targets.indptr[:-1], targets.indptr[1:]
+    points = sums[begin] + generator.random(targets.shape[0]) * (sums[end] - sums[begin])
+    # The entry whose interval contains the point; rounding must not lead into the next document.
+    entries = np.clip(np.searchsorted(sums, points, side="right") - 1, begin, end - 1)
+    drawn = np.full(targets.shape[0], -1, dtype=np.int64)
+    has_weight = sums[end] > sums[begin]
+    drawn[has_weight] = targets.indices[entries[has_weight]]
+    return drawn
+
+
+def batch_loss(
+    vectors: torch.Tensor, label_vectors: torch.Tensor, labels: np.ndarray, drawn: np.ndarray, targets: csr_matrix
+) -> torch.Tensor:
+    """
+    The loss of a batch, see [`decoupled_softmax`].
+
+    Args:
+        vectors (`torch.Tensor` of shape `(documents, dimensions)`): Document vectors.
+        label_vectors (`torch.Tensor` of shape `(labels, dimensions)`): Vectors of the texts of some labels.
+        labels (`np.ndarray`): These labels. One that several processes have read counts once.
+        drawn (`np.ndarray`): The positive of each document, -1 for none.
+        targets (`csr_matrix`): `(documents, labels)` indicator of all true labels of the documents.
+    """
+    labels, first = np.unique(labels, return_index=True)
+    true = torch.from_numpy(targets[:, labels].toarray() > 0).to(vectors.device)
+    positives = torch.from_numpy(drawn[:, None] == labels).to(vectors.device)
+    with torch.autocast(vectors.device.type, enabled=False):
+        scores = vectors @ label_vectors[torch.from_numpy(first).to(vectors.device)].T / TEMPERATURE
+        return decoupled_softmax(scores, positives, true)
+
+
+def decoupled_softmax(scores: torch.Tensor, positives: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """
+    Loss of label-aware fine-tuning: each positive competes with the labels that are false for its document.
+
+    It is the mean over documents of `-1/|P| sum_{l in P} log(exp(s_l) / (exp(s_l) + sum_k exp(s_k)))`, where `k` runs
+    over the labels that are not true. Documents without positives are left out.
+
+    Args:
+        scores (`torch.Tensor` of shape `(documents, labels)`): Cosines over the temperature.
+        positives (`torch.Tensor` of shape `(documents, labels)`): Boolean; the positives `P` of a document.
+        true (`torch.Tensor` of shape `(documents, labels)`): Boolean; all its true labels.
+    """
+    # A finite number, as the gradient would not be one where all labels are true.
+    negatives = scores.masked_fill(true, torch.finfo(scores.dtype).min / 2).logsumexp(dim=1, keepdim=True)
+    counts = positives.sum(dim=1)
+    losses = (functional.softplus(negatives - scores) * positives).sum(dim=1) / counts.clamp(min=1)
+    return losses.sum() / (counts > 0).sum().clamp(min=1)

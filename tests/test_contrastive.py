@@ -1,0 +1,241 @@
+"""Fine-tuning on label texts: its loss (equation 15), the drawn positives, training and resuming."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from conftest import TOPICS, make_documents
+from encoder_runs import KillAfter, KillAt, Killed, assert_predicts_as_saved, assert_same_model, tensors_of
+from scipy.sparse import csr_matrix
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+from hf_xmc import Labels, XMCTrainingArguments
+from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives, readable_texts
+
+pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
+
+LABELS, DIMENSIONS = 7, 5
+OPTIONS = {"level_objective": "label_texts", "label_texts": TOPICS, "per_device_train_batch_size": 32}
+# Two passes of five steps, a checkpoint within the second one.
+RESUMED = {**OPTIONS, "level_steps": [10], "save_steps": 2}
+
+
+def problem(seed=0, documents=6):
+    """Vectors of documents and labels, lists of true labels (the first document has none), and a drawn one of each."""
+    rng = np.random.default_rng(seed)
+    vectors, texts = (rng.normal(size=(count, DIMENSIONS)) for count in (documents, LABELS))
+    vectors, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (vectors, texts))
+    truth = [sorted(rng.choice(LABELS, size=rng.integers(1, 4), replace=False).tolist()) for _ in vectors]
+    truth[0], truth[1], truth[2] = [], [2, 4], [2, 5]
+    drawn = [int(rng.choice(true)) if true else -1 for true in truth]
+    drawn[1] = drawn[2] = 2  # the same label for two documents
+    return vectors, texts, truth, drawn
+
+
+def indicator(truth):
+    matrix = np.zeros((len(truth), LABELS), dtype=np.float32)
+    for row, true in enumerate(truth):
+        matrix[row, true] = 1
+    return csr_matrix(matrix)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient(seed):
+    vectors, texts, truth, drawn = problem(seed)
+    # Of two processes, both of which have read label 2.
+    read = np.array([label for label in [*sorted(set(drawn) - {-1, 6}), 6, 2]])
+    positives = [[label] if label >= 0 else [] for label in drawn]
+    own, own_texts = torch.tensor(vectors, requires_grad=True), torch.tensor(texts, requires_grad=True)
+    loss = batch_loss(own, own_texts[read], read, np.array(drawn), indicator(truth))
+    loss.backward()
+    assert loss.item() == pytest.approx(oracles.pair_loss(vectors, texts, read, positives, truth), rel=1e-9)
+    for gradient, parts in ((own.grad, (vectors, 0)), (own_texts.grad, (texts, 1))):
+        array, position = parts
+        for place in np.ndindex(array.shape):
+            values = []
+            for shift in (1e-6, -1e-6):
+                moved = [vectors.copy(), texts.copy()]
+                moved[position][place] += shift
+                values.append(oracles.pair_loss(*moved, read, positives, truth))
+            assert gradient[place].item() == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-5)
+
+
+def test_several_positives_of_a_document():
+    vectors, texts, truth, _ = problem(4)
+    scores = torch.tensor(vectors @ texts.T / 0.05)
+    true = torch.tensor(indicator(truth).toarray() > 0)
+    loss = decoupled_softmax(scores, true, true)
+    assert loss.item() == pytest.approx(oracles.pair_loss(vectors, texts, range(LABELS), truth, truth), rel=1e-9)
+
+
+def test_a_true_label_of_another_document_is_not_a_negative():
+    vectors, texts = torch.zeros(2, 2), torch.eye(2, requires_grad=True)
+    # Both labels are true for both documents: nothing is left to compete with.
+    loss = batch_loss(vectors, texts, np.array([0, 1]), np.array([0, 1]), csr_matrix(np.ones((2, 2))))
+    loss.backward()
+    assert loss.item() == 0 and not texts.grad.any()
+
+
+def test_a_batch_without_positives():
+    vectors = torch.ones(2, 3, requires_grad=True)
+    loss = batch_loss(vectors, torch.ones(1, 3), np.array([0]), np.array([-1, -1]), csr_matrix((2, 1)))
+    loss.backward()
+    assert loss.item() == 0 and not vectors.grad.any()
+
+
+def test_rare_labels_are_drawn_more_often():
+    truth = csr_matrix(np.tile([1, 1, 0, 1], (30_000, 1)))
+    weights = np.array([1.0, 0.5, 9.0, 0.0])
+    drawn = draw_positives(truth, weights, np.random.default_rng(0))
+    shares = np.bincount(drawn, minlength=4) / len(drawn)
+    assert shares == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=0.02)
+
+
+def test_a_positive_is_a_true_label_of_its_document():
+    rng = np.random.default_rng(1)
+    truth = csr_matrix(rng.random((500, 40)) < 0.05)
+    weights = rng.random(40) * (rng.random(40) < 0.7)
+    drawn = draw_positives(truth, weights, np.random.default_rng(2))
+    possible = [set(row.indices[weights[row.indices] > 0]) for row in truth]
+    assert all(label in own if own else label == -1 for label, own in zip(drawn.tolist(), possible, strict=True))
+    assert len(set(drawn.tolist())) > 10
+    again = draw_positives(truth, weights, np.random.default_rng(2))
+    assert (drawn == again).all()
+
+
+def test_texts_that_can_be_read():
+    assert readable_texts(Labels(["4711", "cars", "A1"])) == ["", "cars", "A1"]
+    assert readable_texts(Labels(["4711", "cars", "12"], texts=["motors", " ", "3"])) == ["motors", "cars", ""]
+
+
+# ---- Training ----
+
+
+def test_training_moves_documents_to_their_labels(train, tmp_path):
+    options = {**OPTIONS, "data": make_documents(400, seed=12), "save_strategy": "no", "logging_steps": 5}
+    validation = make_documents(100, seed=2)
+    trainer = train(level_steps=[30], eval_strategy="steps", eval_steps=5, eval_dataset=validation, **options)
+    quality = [entry["eval_nDCG@5"] for entry in trainer.state.log_history if "eval_nDCG@5" in entry]
+    assert max(quality[1:6]) > quality[0] + 0.1
+    config = trainer.model.config
+    assert config.predict_with == "ranker" and not config.head_levels and trainer.model.label_vectors is None
+    assert_predicts_as_saved(trainer, tmp_path, ["ranker"])
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 6 and "head_learning_rate" not in losses[0]
+
+
+def test_each_pass_draws_other_positives(train):
+    drawn = {}
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, args, state, control, train_dataloader=None, **kwargs):
+            levels = train_dataloader.levels
+            for number in range(2):
+                drawn[number] = levels.collator(number).drawn
+
+    train(callbacks=[Note()], **OPTIONS, level_steps=[1])
+    assert (drawn[0] != drawn[1]).mean() > 0.3 and (drawn[0] >= 0).all()
+
+
+def test_codes_train_heads(train, few, caplog):
+    codes = few.map(lambda row: {"labels": [label[-2:] for label in row["labels"]]})
+    with caplog.at_level(logging.WARNING):
+        trainer = train(data=codes, level_objective="label_texts", level_steps=[2])
+    assert "level_objective" in caplog.text
+    assert trainer.model.config.head_levels == [1, 2, 3]
+
+
+def test_some_labels_without_texts(train, few):
+    rest = few.map(lambda row: {"labels": [label[-2:] if label < "label 30" else label for label in row["labels"]]})
+    trainer = train(data=rest, **{**OPTIONS, "label_texts": None}, level_steps=[3])
+    assert trainer.state.global_step == 3 and not trainer.model.config.head_levels
+
+
+@pytest.fixture
+def whole(train, tmp_path, make_once):
+    """Returns the folder of an uninterrupted run with some options."""
+
+    def get(**options):
+        name = "label-texts-" + "-".join(map(str, options.values()))
+        return make_once(name, lambda folder: train(folder=folder, **{**RESUMED, **options, "save_strategy": "no"}))
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 16},
+        {"encoder_lora_rank": 2},
+        {"level_swa_start": 0.4},
+    ],
+    ids=str,
+)
+def test_resuming(train, whole, tmp_path, options):
+    with pytest.raises(Killed):
+        train(callbacks=[KillAt("on_step_end", 7)], **{**RESUMED, **options})
+    train(resume=True, **{**RESUMED, **options})
+    assert_same_model(tmp_path, whole(**options))
+
+
+def test_resuming_after_the_last_step(train, whole, tmp_path):
+    with pytest.raises(Killed):
+        train(callbacks=[KillAfter("ranker")], **RESUMED)
+    train(resume=True, **RESUMED)
+    assert_same_model(tmp_path, whole())
+
+
+def test_a_checkpoint_of_another_objective(train):
+    with pytest.raises(Killed):
+        train(callbacks=[KillAt("on_step_end", 3)], **RESUMED)
+    with pytest.raises(ValueError, match="level_objective"):
+        train(resume=True, **{**RESUMED, "level_objective": "heads"})
+
+
+def test_the_best_model_is_kept(train, tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_steps": 2}
+    options |= {"eval_dataset": make_documents(40, seed=2), "level_learning_rate": [0.0]}
+    stopping = EarlyStoppingCallback(1)
+    trainer = train(callbacks=[stopping], **{**OPTIONS, "level_steps": [10]}, **options)
+    assert trainer.state.global_step == 4 and trainer.state.best_global_step == 2
+    best = tensors_of(tmp_path / "checkpoint-2")
+    assert all(torch.equal(best[name], tensor) for name, tensor in tensors_of(tmp_path).items())
+
+
+# ---- Time budget ----
+
+
+def test_a_time_budget(train, tmp_path):
+    options = {**OPTIONS, "level_steps": None, "time_budget": 0.02, "save_steps": 3, "logging_steps": 1}
+    with pytest.raises(Killed):
+        train(callbacks=[KillAt("on_step_end", 4)], **options)
+    trainer = train(resume=True, **options)
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    rates = [entry["learning_rate"] for entry in entries]
+    assert trainer.state.global_step == trainer.state.max_steps == entries[-1]["step"] > 5
+    assert rates[-1] < 0.5 * max(rates)
+    assert_predicts_as_saved(trainer, tmp_path, ["ranker"])
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        ({"time_budget": 1, "max_steps": 5}, "max_steps"),
+        ({"time_budget": 1, "level_epochs": 1}, "level_epochs"),
+        ({"time_budget": 1, "method": "xr-linear"}, "time_budget"),
+        ({"time_budget": 0}, "time_budget"),
+        ({"level_objective": "label_texts", "predict_with": "heads"}, "predict_with"),
+        ({"level_objective": "label_texts", "method": "lightxml"}, "predict_with"),
+        ({"level_objective": "label_texts", "method": "x-transformer"}, "method"),
+        ({"level_objective": "names"}, "level_objective"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit(options, name):
+    with pytest.raises(ValueError, match=name):
+        XMCTrainingArguments("out", use_cpu=True, **{"method": "xr-transformer", **options})
