@@ -14,12 +14,48 @@ POOLINGS = ("mean", "cls", "last")
 LONG_TEXTS = ("truncate", "head_tail", "windows")
 
 
+_LARGEST = (1 << 31) - 1
+
+
+def check_fields(config: PreTrainedConfig, rules: dict[str, tuple]) -> None:
+    """
+    Raises an error if a field of a configuration has a value that no model is saved with.
+
+    Args:
+        config (`PreTrainedConfig`):
+            The configuration.
+        rules (`dict[str, tuple]`):
+            For each field its type and, for numbers, the smallest and the largest one; for texts, the choices. The
+            type `list` is followed by the type of its items and their bounds. `None` is allowed if it is the default.
+    """
+    for name, (kind, *bounds) in rules.items():
+        value = getattr(config, name, None)
+        if value is None and getattr(type(config), name, None) is None:
+            continue
+        is_list = kind is list and isinstance(value, list)
+        items = (value, *bounds) if is_list else ([value], kind, *bounds)
+        if not all(_is_allowed(item, items[1], items[2:]) for item in items[0]):
+            raise ValueError(f"`{name}` is {value!r:.80}")
+
+
+def _is_allowed(item: Any, kind: type, limits: tuple) -> bool:
+    if kind is float and type(item) is int:
+        item = float(item)
+    if type(item) is not kind:
+        return False
+    if kind is str:
+        return not limits or item in limits
+    return kind is bool or limits[0] <= item <= limits[1]
+
+
 class SelfContainedConfig(PreTrainedConfig):
     """Base class of configurations whose `config.json` may name code beside it, see `remote_code.py`."""
 
     # Registers the models and the pipeline with transformers. Set by the package, which so defers their imports until
     # the first configuration is created; code that is loaded with a model leaves it unset.
     _register_models: ClassVar[Callable[[], None] | None] = None
+    # Values that fields may have in `config.json`, see `check_fields`.
+    rules: ClassVar[dict[str, tuple]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SelfContainedConfig:
         """Registers the models first; unlike `__init__`, this also runs when a configuration is unpickled."""
@@ -32,6 +68,20 @@ class SelfContainedConfig(PreTrainedConfig):
         if hasattr(type(self), "custom_pipelines"):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Reads the content of a `config.json`, whose fields are checked."""
+        try:
+            loaded = super().from_dict(config_dict, **kwargs)
+            check_fields(loaded[0] if isinstance(loaded, tuple) else loaded, cls.rules)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"`config.json` is not valid ({type(error).__name__}: {error}). Save or download it again."
+            ) from error
+        return loaded
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
@@ -105,6 +155,35 @@ class XMCConfig(SelfContainedConfig):
             exact search.
     """
 
+    rules: ClassVar[dict[str, tuple]] = {
+        "method": (str,),
+        "pooling": (str, *POOLINGS),
+        "pooling_layers": (int, 1, 1000),
+        "max_length": (int, 1, 1 << 20),
+        "long_text": (str, *LONG_TEXTS),
+        "max_windows": (int, 1, 1 << 16),
+        "level_sizes": (list, int, 1, _LARGEST),
+        "head_levels": (list, int, 1, 1000),
+        "head_loss": (str, *HEAD_LOSSES),
+        "head_dropout": (float, 0, 1),
+        "head_ranking": (str, "leaf", "path"),
+        "head_bottleneck": (int, 1, _LARGEST),
+        "head_tails": (list, int, 1, _LARGEST),
+        "head_shrink": (float, 1, 1000),
+        "trained_levels": (int, 0, 1000),
+        "predict_with": (str,),
+        "parts": (list, str),
+        "heads_weight": (float, 0, 1),
+        "embedding_scale": (float, 0, 1e6),
+        "has_tfidf": (bool,),
+        "has_ranker": (bool,),
+        "ranker_type": (str,),
+        "ranker_has_own_tree": (bool,),
+        "vector_power": (float, 0, 100),
+        "top_k": (int, 1, _LARGEST),
+        "beam_size": (int, 0, _LARGEST),
+    }
+
     model_type = "hf-xmc"
     sub_configs_defaults = {"encoder_config": SubConfigSpec(config_class=AutoConfig, model_type="bert", optional=True)}
 
@@ -164,6 +243,16 @@ class XMCEnsembleConfig(SelfContainedConfig):
         predict_with (`str`, *optional*):
             What predicts, for all models, see [`XMCConfig`]; each model has its own by default.
     """
+
+    rules: ClassVar[dict[str, tuple]] = {
+        "members": (list, str),
+        "weights": (list, float, 0, 1e6),
+        "combine": (str,),
+        "candidates": (int, 1, _LARGEST),
+        "top_k": (int, 1, _LARGEST),
+        "beam_size": (int, 0, _LARGEST),
+        "predict_with": (str,),
+    }
 
     model_type = "hf-xmc-ensemble"
 

@@ -7,19 +7,23 @@ import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
 from .labels import Labels
-from .modeling_utils import HUB_KWARGS, PredictMixin, XMCOutput, model_files
+from .loading import HUB_KWARGS, verify_files
+from .modeling_utils import PredictMixin, XMCOutput, model_files
 from .modeling_xmc import XMCForTextClassification
 from .remote_code import SelfContainedModel
-from .serialization import MAX_SHARD_SIZE, check_model_type
+from .serialization import MAX_SHARD_SIZE, check_link, check_model_type, check_plain_name
+from .utils import check_count
 
 COMBINATIONS = ("scores", "ranks")
 
@@ -148,7 +152,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
         """
-        top_k = self.config.top_k if top_k is None else top_k
+        top_k = min(check_count("top_k", self.config.top_k if top_k is None else top_k), len(self.labels))
         scores, indices = self.member_scores(features, top_k, beam_size, num_threads, predict_with)
         assert self.config.weights is not None
         return combine_members(scores, indices, self.config.weights, self.config.combine, top_k)
@@ -168,8 +172,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             `tuple[torch.Tensor, torch.Tensor]`: scores and label ids in the ensemble (padded with -1) of shape
             `(models, batch, labels)`, best first.
         """
-        if top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        check_count("top_k", top_k)
         beam_size = self.config.beam_size if beam_size is None else beam_size
         predict_with = self.config.predict_with if predict_with is None else predict_with
         count = min(max(top_k, self.config.candidates), len(self.labels))
@@ -227,12 +230,18 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             check_model_type(pretrained_model_name_or_path, XMCEnsembleConfig.model_type, **hub_kwargs)
             config = XMCEnsembleConfig.from_pretrained(pretrained_model_name_or_path, **hub_kwargs)
         config.name_or_path = pretrained_model_name_or_path
+        source = f"`{os.path.join(pretrained_model_name_or_path, CONFIG_NAME)}`"
+        names = [check_plain_name(name, source) for name in config.members or ()]
+        for name in names:
+            check_link(Path(pretrained_model_name_or_path, name))
+        if kwargs.pop("verify", False):
+            verify_files(pretrained_model_name_or_path, **hub_kwargs)
         above = kwargs.pop("subfolder", None) or ""
         members = [
             XMCForTextClassification.from_pretrained(
                 pretrained_model_name_or_path, subfolder=posixpath.join(above, name), **kwargs
             )
-            for name in config.members or ()
+            for name in names
         ]
         return cls(config, members).eval()
 

@@ -18,8 +18,7 @@ class Features:
     Args:
         sparse (`csr_matrix`, *optional*):
             float32 rows with sorted column indices, such as TF-IDF. Unsorted indices are sorted in a copy.
-        dense (`np.ndarray`, *optional*):
-            float32 rows, such as embeddings.
+        dense (`np.ndarray`, *optional*): float32 rows, such as embeddings.
     """
 
     sparse: csr_matrix | None = None
@@ -102,6 +101,10 @@ def normalize_rows(matrix: csr_matrix) -> csr_matrix:
 def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
     matrix = csr_matrix(matrix, dtype=np.float32)
     # scipy does not check this, and the compiled loops would write beyond their arrays.
+    falls = np.flatnonzero(matrix.indptr[1:] < matrix.indptr[:-1])
+    if len(falls) or matrix.indptr[0] != 0 or matrix.indptr[-1] > min(len(matrix.indices), len(matrix.data)):
+        row = falls[0] if len(falls) else matrix.shape[0] - 1
+        raise ValueError(f"The row pointers (`indptr`) of the sparse features are not valid at row {row}.")
     if matrix.nnz and (matrix.indices.min() < 0 or matrix.indices.max() >= matrix.shape[1]):
         raise ValueError(f"The sparse features have a column index outside 0..{matrix.shape[1] - 1}.")
     if not matrix.has_sorted_indices:

@@ -188,16 +188,16 @@ def look_up(labels, scores, candidates, missing, places, out):
 
 
 @compiled
-def add_logits(scores, best, log_counts, weights, logits):
+def add_logits(scores, best, frequency, weights, logits):
     """
     Adds what one part contributes to the logits of the last scorer, (documents, candidates).
 
     `weights` has a row for the score and one for its difference to the `best` score of the document, each with the
-    coefficients of the value, of its square and of its product with the logarithm of the label's count.
+    weights of rare and of frequent labels; `frequency` is 0 for the former and 1 for the latter.
     """
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
-            value, count = scores[i, j], log_counts[i, j]
-            gap = value - best[i]
-            logits[i, j] += value * (weights[0, 0] + weights[0, 1] * value + weights[0, 2] * count)
-            logits[i, j] += gap * (weights[1, 0] + weights[1, 1] * gap + weights[1, 2] * count)
+            share = frequency[i, j]
+            score = weights[0, 0] + share * (weights[0, 1] - weights[0, 0])
+            difference = weights[1, 0] + share * (weights[1, 1] - weights[1, 0])
+            logits[i, j] += score * scores[i, j] + difference * (scores[i, j] - best[i])

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from .checks import CheckedFile
 from .features import Features
 from .kernels_similarity import count_votes, largest_of_rows, vote
 from .label_tree import LabelTree
 from .linear_ranker import RANKER_FILE, Beam
-from .serialization import MAX_SHARD_SIZE, load_sharded, save_sharded
-from .utils import count_threads
+from .serialization import MAX_SHARD_SIZE, save_sharded
+from .utils import check_count, count_threads
 
 _KIND = "neighbour ranker"
 KNN_FILE = "knn.safetensors"
 KNN_VECTORS_FILE = "knn_vectors.safetensors"
+
+_MAX_DOCUMENTS = (1 << 31) - 1
 
 # Documents of a task of a thread.
 DOCUMENTS_PER_TASK = 256
@@ -105,14 +109,14 @@ class KNNRanker:
 
         `beam_size` and `initial_beam` are ignored: a document is compared with all training documents.
         """
-        if top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        top_k = check_count("top_k", top_k)
         if features.num_dense or features.sparse is None or features.num_sparse != self.num_sparse:
             raise ValueError(
                 f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
                 f"ranker was trained on {self.num_sparse} and 0. Pass the result of `model.featurize`."
             )
         sparse, count, index = heaviest_terms(features.sparse, self.query_terms), len(features), self.index
+        voters = min(self.count, len(index.label_begin) - 1)
         scores = np.empty((count, top_k), dtype=np.float32)
         labels = np.empty((count, top_k), dtype=np.int64)
 
@@ -121,7 +125,7 @@ class KNNRanker:
             votes = np.zeros(self.tree.num_labels, dtype=np.float32)
             vote(
                 sparse.indptr, sparse.indices, sparse.data, first, last, index.term_begin, index.term_documents,
-                index.term_weights, index.label_begin, index.labels, votes, self.count, np.float32(self.power),
+                index.term_weights, index.label_begin, index.labels, votes, voters, np.float32(self.power),
                 scores[first:last], labels[first:last],
             )  # fmt: skip
 
@@ -153,30 +157,26 @@ class KNNRanker:
         **hub_kwargs,
     ) -> KNNRanker:
         """Opens the ranker of a saved model, memory-mapped, with its tree unless `tree` is given."""
-        tensors, metadata = load_sharded(name_or_path, filename, _KIND, **hub_kwargs)
-        path = os.path.join(name_or_path, filename)
+        file = CheckedFile.open_sharded(name_or_path, filename, _KIND, **hub_kwargs)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
-        try:
-            index = KNNIndex(**tensors)
-            ranker = cls(
-                tree,
-                index,
-                count=int(metadata["count"]),
-                power=float(metadata["power"]),
-                query_terms=int(metadata.get("query_terms", 0)),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"`{path}` lacks an entry ({error}). The file is damaged: save or download it again."
-            ) from error
-        if len(index.term_documents) != len(index.term_weights) or any(
-            begin[-1] != len(entries)
-            for begin, entries in ((index.term_begin, index.term_documents), (index.label_begin, index.labels))
-        ):
-            raise ValueError(f"The arrays of `{path}` have different lengths. Save or download it again.")
-        if metadata.get("tree") != tree.digest():
-            raise ValueError(f"`{path}` was trained on another tree than {tree}. Save or download all files again.")
-        return ranker
+        settings: dict[str, Any] = {
+            "count": file.number("count", 1, _MAX_DOCUMENTS),
+            "power": file.number("power", 0.0, 1000.0),
+            "query_terms": file.number("query_terms", 0, _MAX_DOCUMENTS, 0),
+        }
+        file.check_tree(tree)
+        file.check_names([field.name for field in fields(KNNIndex)])
+        label_begin, labels = _checked_labels(file, tree.num_labels)
+        weights = file.weights("term_weights", np.float32, None)
+        documents = file.ids("term_documents", np.int32, len(weights), len(label_begin) - 1)
+        index = KNNIndex(file.offsets("term_begin", None, len(weights)), documents, weights, label_begin, labels)
+        return cls(tree, index, **settings)
+
+
+def _checked_labels(file: CheckedFile, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels of the training documents."""
+    labels = file.ids("labels", np.int32, None, num_labels)
+    return file.offsets("label_begin", None, len(labels)), labels
 
 
 class KNNVectors:
@@ -236,23 +236,12 @@ class KNNVectors:
     @classmethod
     def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> KNNVectors:
         """Opens the index of a saved model, memory-mapped."""
-        tensors, metadata = load_sharded(name_or_path, KNN_VECTORS_FILE, _KIND, **hub_kwargs)
-        path = os.path.join(name_or_path, KNN_VECTORS_FILE)
-        try:
-            index = cls(**tensors, num_labels=int(metadata["num_labels"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"`{path}` lacks an entry ({error}). Save or download it again.") from error
-        begin, labels = index.label_begin, index.labels
-        if (
-            index.vectors.ndim != 2
-            or len(begin) != len(index.vectors) + 1
-            or begin[0] != 0
-            or begin[-1] != len(labels)
-            or (np.diff(begin) < 0).any()
-            or (len(labels) and not 0 <= labels.min() <= labels.max() < index.num_labels)
-        ):
-            raise ValueError(f"The arrays of `{path}` do not fit together. Save or download it again.")
-        return index
+        file = CheckedFile.open_sharded(name_or_path, KNN_VECTORS_FILE, _KIND, **hub_kwargs)
+        num_labels = file.number("num_labels", 1, _MAX_DOCUMENTS)
+        label_begin, labels = _checked_labels(file, num_labels)
+        return cls(
+            file.weights("vectors", np.float16, len(label_begin) - 1, None), label_begin, labels, num_labels=num_labels
+        )
 
 
 def heaviest_terms(rows: csr_matrix, count: int) -> csr_matrix:

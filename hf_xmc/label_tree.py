@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from .serialization import load_tensors, resolve_file, save_tensors
+from .checks import CheckedFile
+from .serialization import save_tensors
 
 TREE_FILE = "label_tree.safetensors"
 
@@ -225,17 +226,15 @@ class LabelTree:
     @classmethod
     def from_pretrained(cls, name_or_path: str | os.PathLike, filename: str = TREE_FILE, **hub_kwargs) -> LabelTree:
         """Reads the tree of a saved model from a folder or the Hub."""
-        path = resolve_file(name_or_path, filename, **hub_kwargs)
-        tensors, metadata = load_tensors(path, "label tree")  # type: ignore[arg-type]
+        file = CheckedFile.open(name_or_path, filename, "label tree", **hub_kwargs)
+        offsets, size = [], 1
+        for level in range(1, file.number("depth", 1, len(file.tensors)) + 1):
+            offsets.append(file.offsets(f"child_offsets.{level}", size + 1, None))
+            size = int(offsets[-1][-1])
         try:
-            offsets = [tensors[f"child_offsets.{level}"] for level in range(1, int(metadata["depth"]) + 1)]
-            return cls(offsets, tensors["leaf_labels"])
-        except KeyError as error:
-            raise ValueError(
-                f"`{path}` has no entry {error}. The file is damaged: save or download it again."
-            ) from error
+            return cls(offsets, file.ids("leaf_labels", np.int64, size, size))
         except ValueError as error:
-            raise ValueError(f"`{path}` is not a valid label tree: {error} Save or download it again.") from error
+            raise ValueError(f"`{file.path}` is not a valid label tree: {error} Save or download it again.") from error
 
     def _validate(self) -> None:
         if not self.child_offsets:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from .checks import CheckedFile
 from .features import Features
 from .kernels_similarity import add_products
-from .serialization import MAX_SHARD_SIZE, load_sharded, save_sharded
+from .serialization import MAX_SHARD_SIZE, save_sharded
 from .utils import count_threads
 
 LABEL_VECTORS_FILE = "label_vectors.safetensors"
@@ -140,38 +141,19 @@ class LabelVectors:
     @classmethod
     def from_pretrained(cls, name_or_path: str | os.PathLike, **hub_kwargs) -> LabelVectors:
         """Opens the label vectors of a saved model, memory-mapped."""
-        tensors, metadata = load_sharded(name_or_path, LABEL_VECTORS_FILE, _KIND, **hub_kwargs)
-        path = os.path.join(name_or_path, LABEL_VECTORS_FILE)
-        dense = {name: array for name, array in tensors.items() if "." not in name}
-        try:
-            num_labels = int(metadata["num_labels"])
-            names = dict.fromkeys(name.split(".")[0] for name in tensors if "." in name)
-            sparse = {name: InvertedIndex(*(tensors[f"{name}.{key}"] for key in _ARRAYS)) for name in names}
-        except KeyError as error:
-            raise ValueError(f"`{path}` lacks the entry {error}. Save or download it again.") from error
-        for name, index in sparse.items():
-            check_index(index, num_labels, f"`{path}`, {name}")
-        for name, array in dense.items():
-            if array.ndim != 2 or len(array) != num_labels or not np.isfinite(array).all():
-                raise ValueError(
-                    f"`{path}` has damaged vectors `{name}` (shape {array.shape}, {num_labels} labels, or values that "
-                    "are not finite). Save or download it again."
-                )
+        file = CheckedFile.open_sharded(name_or_path, LABEL_VECTORS_FILE, _KIND, **hub_kwargs)
+        num_labels = file.number("num_labels", 1, (1 << 31) - 1)
+        kinds = dict.fromkeys(name.partition(".")[0] for name in file.tensors if "." in name)
+        sparse = {name: _checked_index(file, name, num_labels) for name in kinds}
+        dense = {name: file.weights(name, np.float16, num_labels, None) for name in file.tensors if "." not in name}
         return cls(num_labels, sparse, dense)
 
 
-def check_index(index: InvertedIndex, num_rows: int, source: str) -> None:
-    """Raises if an index could lead the compiled loops out of their arrays."""
-    begin, rows, weights = index.term_begin, index.term_rows, index.term_weights
-    if (
-        (begin.dtype, rows.dtype, weights.dtype) != (np.int64, np.int32, np.float32)
-        or not begin.ndim == rows.ndim == weights.ndim == 1
-        or not len(begin)
-        or begin[0] != 0
-        or begin[-1] != len(rows)
-        or len(rows) != len(weights)
-        or (np.diff(begin) < 0).any()
-        or (len(rows) and not 0 <= rows.min() <= rows.max() < num_rows)
-        or not np.isfinite(weights).all()
-    ):
-        raise ValueError(f"{source}: the index is damaged. Save or download it again.")
+def _checked_index(file: CheckedFile, name: str, num_rows: int) -> InvertedIndex:
+    """Returns an index in which the compiled loops cannot leave the arrays."""
+    weights = file.weights(f"{name}.term_weights", np.float32, None)
+    return InvertedIndex(
+        file.offsets(f"{name}.term_begin", None, len(weights)),
+        file.ids(f"{name}.term_rows", np.int32, len(weights), num_rows),
+        weights,
+    )

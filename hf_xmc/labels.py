@@ -198,11 +198,24 @@ class Labels:
         path = resolve_file(pretrained_model_name_or_path, LABELS_NAME, **hub_kwargs)
         content = read_json(str(path))
         try:
+            _check_types(content)
             return cls(content["names"], content["counts"], content["num_documents"], content.get("texts"))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid label file ({type(error).__name__}: {error}). Save or download it again."
             ) from error
+
+
+def _check_types(content: Any) -> None:
+    """Raises if the content of a label file has other types than those that are saved."""
+    expected = {"names": str, "counts": int, "texts": str}
+    for name, kind in expected.items():
+        values = content[name] if name in ("names", "counts") else content.get(name) or []
+        wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
+        if not isinstance(values, list) or wrong is not None:
+            raise TypeError(f"`{name}` must be a list of {kind.__name__}; see position {wrong}.")
+    if type(content["num_documents"]) is not int:
+        raise TypeError("`num_documents` must be a number.")
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.special import expit
 
+from .checks import MAX_WEIGHT, CheckedFile, first_fault
 from .features import Features
+from .kernels_check import first_bad_record, first_bad_table
 from .kernels_search import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
-from .serialization import MAX_SHARD_SIZE, load_sharded, save_sharded
-from .simd import LANES
-from .utils import count_threads
+from .serialization import MAX_SHARD_SIZE, save_sharded
+from .simd import HEADER, LANES
+from .utils import check_count, count_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
 LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
+
+_MAX_FEATURES = (1 << 31) - 1
 
 # Bounds of the documents that a thread searches together, and of their candidates.
 MAX_DOCUMENTS = 1 << 15
@@ -173,11 +178,8 @@ class LinearRanker:
         initial_beam: Beam | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """As [`~LinearRanker.predict`], with logits (`ranking="path"`: log-probabilities); -inf for missing labels."""
-        if top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
-        beam_size = self.beam_size if beam_size is None else beam_size
-        if beam_size < 0:
-            raise ValueError(f"`beam_size` is {beam_size}; it must not be negative. 0 keeps all nodes.")
+        top_k = check_count("top_k", top_k)
+        beam_size = self.beam_size if beam_size is None else check_count("beam_size", beam_size, least=0)
         by_path = self.ranking == "path"
         raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam)
         first_leaf = first_node(self.tree, self.tree.depth)
@@ -238,28 +240,19 @@ class LinearRanker:
         cls, name_or_path: str | os.PathLike, *, tree: LabelTree | None = None, **hub_kwargs
     ) -> LinearRanker:
         """Opens the ranker of a saved model, memory-mapped, with its tree unless `tree` is given."""
-        tensors, metadata = load_sharded(name_or_path, RANKER_FILE, _KIND, **hub_kwargs)
-        path = os.path.join(name_or_path, RANKER_FILE)
+        file = CheckedFile.open_sharded(name_or_path, RANKER_FILE, _KIND, **hub_kwargs)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
-        try:
-            weights = RankerWeights(**tensors)
-            ranker = cls(
-                tree,
-                weights,
-                num_sparse=int(metadata["num_sparse"]),
-                num_dense=int(metadata["num_dense"]),
-                loss=metadata["loss"],
-                ranking=metadata["ranking"],
-                beam_size=int(metadata["beam_size"]),
-                first_level=int(metadata.get("first_level", 1)),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"`{path}` lacks an entry ({error}). The file is damaged: save or download it again."
-            ) from error
-        if metadata.get("tree") != tree.digest() or len(weights.row_begin) - 1 != ranker._block_begin[-1]:
-            raise ValueError(f"`{path}` was trained on another tree than {tree}. Save or download all files again.")
-        return ranker
+        settings: dict[str, Any] = {
+            "num_sparse": file.number("num_sparse", 0, _MAX_FEATURES),
+            "num_dense": file.number("num_dense", 0, _MAX_FEATURES),
+            "loss": file.choice("loss", LOSSES),
+            "ranking": file.choice("ranking", RANKINGS),
+            "beam_size": file.number("beam_size", 0, _MAX_FEATURES),
+            "first_level": file.number("first_level", 1, tree.depth, 1),
+        }
+        file.check_tree(tree)
+        blocks = num_blocks(tree, settings["first_level"])
+        return cls(tree, _checked_weights(file, blocks, settings["num_sparse"], settings["num_dense"]), **settings)
 
     def _start(self, initial_beam: Beam | None, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the log-probabilities and the nodes, numbered over the whole tree, that a search starts from."""
@@ -321,6 +314,35 @@ def dense_part(features: Features) -> np.ndarray:
 def first_node(tree: LabelTree, level: int) -> int:
     """Returns the number of the first node of a level; nodes are numbered level by level from the root (0)."""
     return 0 if level == 0 else 1 + sum(tree.level_sizes[: level - 1])
+
+
+def num_blocks(tree: LabelTree, first_level: int = 1) -> int:
+    """Returns the number of blocks of the levels of a tree from `first_level` on."""
+    return sum(int((-(-np.diff(offsets) // LANES)).sum()) for offsets in tree.child_offsets[first_level - 1 :])
+
+
+def _checked_weights(file: CheckedFile, blocks: int, num_sparse: int, num_dense: int) -> RankerWeights:
+    """Returns the classifiers of a file, in which a search cannot leave the arrays."""
+    file.check_names([field.name for field in fields(RankerWeights)])
+    records = file.array("records", np.int8, None, None)
+    if records.shape[1] not in (HEADER + LANES, HEADER + 4 * LANES):
+        file.fail("records", f"has rows of {records.shape[1]} bytes")
+    row_begin = file.offsets("row_begin", blocks + 1, len(records))
+    buckets = file.array("buckets", np.int32, None)
+    bucket_begin = file.offsets("bucket_begin", blocks + 1, len(buckets))
+    block = first_fault(lambda begin, end: first_bad_table(row_begin, bucket_begin, buckets, begin, end), blocks)
+    if block >= 0:
+        file.fail("buckets", f"does not describe the rows of block {block}")
+    features, floats = records.view(np.int32), records.view(np.float32)
+    last = 2 if records.shape[1] == HEADER + LANES else floats.shape[1]
+    limit = np.float32(MAX_WEIGHT)
+    row = first_fault(
+        lambda begin, end: first_bad_record(features, floats, begin, end, num_sparse, last, limit), len(records)
+    )
+    if row >= 0:
+        file.fail("records", f"has a feature outside 0..{num_sparse - 1} or a weight that is not finite in row {row}")
+    dense = file.weights("dense", np.float32, blocks * (num_dense + 1), LANES)
+    return RankerWeights(row_begin, bucket_begin, buckets, records, dense)
 
 
 def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:

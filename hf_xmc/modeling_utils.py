@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
@@ -23,14 +22,15 @@ from .label_tree import TREE_FILE, LabelTree
 from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
 from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
+from .loading import HUB_KWARGS, check_loaded, check_model_files, explained, verify_files
 from .modeling_heads import LevelHead
 from .remote_code import SelfContainedModel
 from .scorer import SCORER_FILE, Scorer
 from .serialization import MAX_SHARD_SIZE, check_model_type, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
+from .utils import check_count
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
-HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 # Documents that `predict` holds in memory at a time.
 PREDICT_CHUNK = 4096
 _RANKERS: dict[str, type[LinearRanker] | type[KNNRanker]] = {"linear": LinearRanker, "knn": KNNRanker}
@@ -136,8 +136,7 @@ class PredictMixin:
         """
         if isinstance(documents, (str, bytes)):
             raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
+        check_count("batch_size", batch_size)
         if isinstance(documents, csr_matrix):
             documents = Features(documents)
         chunk_size = max(batch_size, PREDICT_CHUNK)
@@ -147,6 +146,10 @@ class PredictMixin:
             if isinstance(chunk, Features):
                 features = self.prepare_vectors(chunk)
             else:
+                for place, text in enumerate(chunk, start=start):
+                    if not isinstance(text, str):
+                        kind = type(text).__name__
+                        raise TypeError(f"`documents[{place}]` is {kind}, not str. Pass '' for no text.")
                 features = self.featurize(chunk, num_threads, batch_size)
             results.extend(self.name_labels(self(features, top_k, beam_size, num_threads, predict_with)))
         return results
@@ -157,6 +160,10 @@ class PredictMixin:
             raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
         names = self.labels.names
         assert output.scores is not None and output.indices is not None
+        if output.scores.isnan().any():
+            raise ValueError(
+                "The model gives scores that are not numbers: its weights are damaged. Check it with `hf-xmc verify`."
+            )
         rows = zip(output.indices.tolist(), output.scores.tolist(), strict=True)
         return [[(names[i], score) for i, score in zip(*row, strict=True) if i >= 0] for row in rows]
 
@@ -232,22 +239,28 @@ class XMCPreTrainedModel(SelfContainedModel):
             kwargs:
                 `dtype` of the encoder (the heads stay in float32), `revision`, `token`, `cache_dir`,
                 `local_files_only`, `subfolder` and the other arguments of
-                [`~transformers.PreTrainedModel.from_pretrained`].
+                [`~transformers.PreTrainedModel.from_pretrained`]. With `verify=True`, the files are compared with the
+                checksums in `training_record.json`. `use_safetensors=False` also loads weights that are a pickle,
+                which can run code.
         """
         hub_kwargs = {name: kwargs[name] for name in HUB_KWARGS if kwargs.get(name) is not None}
+        kwargs.setdefault("use_safetensors", True)
+        wants_info = kwargs.pop("output_loading_info", False)
+        source = os.path.join(pretrained_model_name_or_path, hub_kwargs.get("subfolder") or "")
         if kwargs.get("config") is None:
             # transformers would load a folder without `config.json` with the default configuration.
             check_model_type(pretrained_model_name_or_path, XMCConfig.model_type, **hub_kwargs)
-        try:
-            loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except SafetensorError as error:
-            raise ValueError(
-                f"The weights of `{pretrained_model_name_or_path}` are damaged ({error}). Save or download them again."
-            ) from error
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if kwargs.pop("verify", False):
+            verify_files(pretrained_model_name_or_path, **hub_kwargs)
+        check_model_files(pretrained_model_name_or_path, hub_kwargs, kwargs["use_safetensors"])
+        with explained(source):
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
+        check_loaded(model, info, source)
         model.anchor.requires_grad_(False)  # loading replaces the parameter
         model._load_parts(pretrained_model_name_or_path, hub_kwargs)
-        return loaded
+        return (model, info) if wants_info else model
 
     def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         required = ("labels", "label_tree") if self.encoder is not None else ("labels", "label_tree", "ranker")
@@ -287,7 +300,7 @@ class XMCPreTrainedModel(SelfContainedModel):
         self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
         if self.encoder is not None:
             # Without `config`, transformers would read it again and ask again whether to trust its code.
-            self.tokenizer = _load_part(AutoTokenizer, name_or_path, {"config": self.config, **hub_kwargs})
+            self.tokenizer = _load_tokenizer(name_or_path, {"config": self.config, **hub_kwargs})
         if self.config.has_tfidf:
             self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
         if self.config.has_ranker:
@@ -334,6 +347,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             problem = f"{self._num_sparse()} sparse features but label vectors or neighbours of {self._term_counts()}"
         elif any(size != self.vector_size for size in self._dimensions()):
             problem = f"vectors of {self.vector_size} numbers but label vectors or neighbours of {self._dimensions()}"
+        elif tree is not None and not _heads_fit(self.config, tree):
+            problem = f"`head_levels={self.config.head_levels}` and `head_tails={self.config.head_tails}` but {tree}"
         elif ranker is not None and self.encoder is not None and ranker.num_dense != self.vector_size:
             problem = f"encoder vectors of {self.vector_size} numbers but a ranker for {ranker.num_dense}"
         if problem is not None:
@@ -363,6 +378,15 @@ class XMCPreTrainedModel(SelfContainedModel):
         return [array.shape[1] for array in arrays]
 
 
+def _heads_fit(config: XMCConfig, tree: LabelTree) -> bool:
+    """Whether heads of these levels and tails can search a tree."""
+    levels, tails = config.head_levels or [], config.head_tails
+    if levels != sorted(set(levels)) or (levels and levels[-1] > tree.depth):
+        return False
+    num_frequent = tree.num_labels - sum(tails or ())
+    return tails is None or (num_frequent >= 0 and tree.level_sizes[-2:-1] == [num_frequent + len(tails)])
+
+
 def _load_part(part: Any, name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> Any:
     try:
         return part.from_pretrained(name_or_path, **kwargs)
@@ -371,3 +395,17 @@ def _load_part(part: Any, name_or_path: str | os.PathLike, kwargs: dict[str, Any
     except OSError as error:
         # Messages of the Hub name neither the model nor the file.
         raise OSError(f"The {part.__name__} of the model `{name_or_path}` cannot be loaded: {error}") from error
+
+
+def _load_tokenizer(name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> Any:
+    try:
+        return _load_part(AutoTokenizer, name_or_path, kwargs)
+    except (ImportError, MemoryError, OSError):
+        raise
+    except BaseException as error:  # a panic of tokenizers is not an `Exception`
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise ValueError(
+            f"The tokenizer of `{name_or_path}` cannot be loaded from `{' and '.join(_TOKENIZER_FILES)}` "
+            f"({type(error).__name__}: {error}). Save or download it again."
+        ) from error

@@ -35,6 +35,7 @@ from .text_encoder import (
     tokenize,
 )
 from .tfidf import TfidfFeaturizer
+from .utils import check_count
 
 PREDICT_WITH = ("all", "both", *PARTS)
 
@@ -135,11 +136,13 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             label_tree ([`LabelTree`], *optional*): The label hierarchy.
             tfidf ([`TfidfFeaturizer`], *optional*): Fitted sparse features.
             hub_kwargs (`dict`, *optional*):
-                `revision`, `token`, `cache_dir`, `trust_remote_code`, ...
+                `revision`, `token`, `cache_dir`, `trust_remote_code`, ... With `use_safetensors=False`, weights that
+                are a pickle are loaded, too, which can run code.
             config_kwargs:
                 Further fields of [`XMCConfig`], such as `max_length`.
         """
         hub_kwargs = dict(hub_kwargs or {})
+        use_safetensors = hub_kwargs.pop("use_safetensors", True)
         try:
             encoder_config = AutoConfig.from_pretrained(name_or_path, **hub_kwargs)
             if isinstance(encoder_config, SelfContainedConfig):
@@ -148,7 +151,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
                 set_dropout(encoder_config, dropout)
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub_kwargs)
             attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-            encoder = load_encoder(name_or_path, config=encoder_config, **attention, **hub_kwargs)
+            encoder = load_encoder(name_or_path, use_safetensors, config=encoder_config, **attention, **hub_kwargs)
         except (ImportError, OSError, ValueError) as error:
             raise OSError(
                 f"The encoder `{name_or_path}` cannot be loaded: {error} Pass a folder or Hub id with config.json, "
@@ -252,14 +255,25 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             for first in range(0, len(order), batch_size):
                 chosen = order[first : first + batch_size]
                 ids, mask = pad_batch([windows[i] for i in chosen], padding)
-                with mixed:
-                    encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+                try:
+                    with mixed:
+                        encoded = self.encode(ids.to(self.device), mask.to(self.device)).cpu().numpy()
+                except IndexError as error:
+                    raise ValueError(
+                        f"The encoder cannot read the token ids up to {ids.max()} of `tokenizer.json`, or "
+                        f"{ids.shape[1]} positions ({error}). Save or download the model again."
+                    ) from error
                 # The weight of a window is its length: a short last window counts less.
                 lengths = np.array([[len(windows[i])] for i in chosen], dtype=np.float32)
                 np.add.at(vectors, start + document[chosen], encoded * lengths)
                 if progress is not None:
                     progress(start + int(len(chunk) * min(1, (first + batch_size) / len(order))))
         self.train(was_training)
+        if not np.isfinite(vectors).all():
+            raise ValueError(
+                "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged, or too "
+                "large for its dtype. Check the model with `hf-xmc verify`."
+            )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
     def featurize(self, texts: Sequence[str], num_threads: int | None = None, batch_size: int = 32) -> Features:
@@ -362,7 +376,9 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             raise ValueError("`level` needs `input_ids`. Call `search_level` to score vectors.")
         if features is None:
             raise ValueError("Pass `features` or `input_ids`.")
-        top_k = self.config.top_k if top_k is None else top_k
+        top_k = check_count("top_k", self.config.top_k if top_k is None else top_k)
+        if self.label_tree is not None:
+            top_k = min(top_k, self.label_tree.num_labels)
         beam_size = self.config.beam_size if beam_size is None else beam_size
         predict_with = self.config.predict_with if predict_with is None else predict_with
         if predict_with not in PREDICT_WITH:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sized
+from numbers import Real
 from types import GeneratorType
 from typing import Any
 
@@ -17,6 +19,7 @@ from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
 from .modeling_xmc import XMCForTextClassification, XMCOutput
 from .remote_code import CLASSES
+from .utils import check_count
 
 
 class ExtremeTextClassificationPipeline(Pipeline):
@@ -31,16 +34,12 @@ class ExtremeTextClassificationPipeline(Pipeline):
     scores. A `threshold` leaves them out.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            The model.
-        top_k (`int`, *optional*):
-            Labels per document. Default: the model's.
-        threshold (`float`, *optional*):
-            Labels with a lower score are left out, so a result may be empty.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): The model.
+        top_k (`int`, *optional*): Labels per document. Default: the model's.
+        threshold (`float`, *optional*): Labels with a lower score are left out, so a result may be empty.
         beam_size (`int`, *optional*):
             Nodes kept per level of the label tree; 0 keeps all (exact search). Default: the model's.
-        predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
         batch_size (`int`, *optional*, defaults to 1):
             Documents that pass through the encoder, TF-IDF and ranker together.
 
@@ -84,8 +83,14 @@ class ExtremeTextClassificationPipeline(Pipeline):
         beam_size: int | None = None,
         predict_with: str | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, not {top_k}.")
+        if top_k is not None:
+            check_count("top_k", top_k)
+        if beam_size is not None:
+            check_count("beam_size", beam_size, least=0)
+        if threshold is not None and not isinstance(threshold, Real):
+            raise TypeError(f"`threshold` must be a number, not {threshold!r:.80} ({type(threshold).__name__}).")
+        if threshold is not None and math.isnan(threshold):
+            raise ValueError("`threshold` is not a number (nan), so that no label would be returned. Leave it out.")
         search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with}
         search = {name: value for name, value in search.items() if value is not None}
         return {}, search, {} if threshold is None else {"threshold": threshold}
@@ -150,8 +155,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
         Saves the model. The base class would add this module's code, so that loading needs `trust_remote_code`.
 
         Args:
-            save_directory (`str` or `os.PathLike`):
-                Folder; created if it does not exist.
+            save_directory (`str` or `os.PathLike`): Folder; created if it does not exist.
             kwargs:
                 Passed to [`~XMCForTextClassification.save_pretrained`].
         """

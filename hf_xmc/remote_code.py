@@ -16,6 +16,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import TASK
+from .loading import update_digests
 from .serialization import MAX_SHARD_SIZE, atomic_write, read_json, remove_files, staged_files, write_json
 
 # All classes are loaded from this module: transformers imports each module that `config.json` names, with all that it
@@ -134,6 +135,7 @@ class SelfContainedModel(PreTrainedModel):
             remove_files(
                 save_directory, [CONFIG_NAME, *member_folders(save_directory), *self._files_in(save_directory)]
             )
+        update_digests(save_directory)
         if push_to_hub:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
             # The base class would upload only the files that it has written itself.

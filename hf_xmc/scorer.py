@@ -19,13 +19,19 @@ SCORER_FILE = "scorer.json"
 # votes (knn_ranker.py).
 TFIDF_PARTS = ("text_tfidf", "centroid_tfidf", "knn_tfidf")
 VECTOR_PARTS = ("text_vector", "centroid_vector", "knn_vector")
-PARTS = ("ranker", "heads", *TFIDF_PARTS, *VECTOR_PARTS)
+LOGIT_PARTS = ("ranker", "heads")
+KNN_PARTS = ("knn_tfidf", "knn_vector")
+PARTS = (*LOGIT_PARTS, *TFIDF_PARTS, *VECTOR_PARTS)
+# What the scorer sees of a part.
+_VIEWS = ("score", "difference")
 
 # Labels that a part proposes for each document, at least `top_k`.
 PROPOSALS = {"ranker": 50}
 OTHER_PROPOSALS = 30
 # Labels whose score by ranker or heads is known exactly; the others get the lowest score among these.
 KNOWN_LABELS = 200
+# Larger coefficients would make scores that are not numbers.
+_MAX_WEIGHT = 1e6
 # Scores in memory at a time, per part.
 MAX_SCORES = 1 << 22
 
@@ -99,19 +105,24 @@ class Scorer:
     """
     A logistic model over the scores of the parts.
 
-    For a label of a document and each part, the model takes the part's score and the difference to the document's best
-    score; for both it has a coefficient of the value, of its square and of its product with `log(1 + n)`, where `n` is
-    the number of training documents of the label. `log(1 + n)` itself and its square have one coefficient each.
+    The logit of a label is a weighted sum of each part's score and of its difference to the document's best score. Each
+    has two weights, for rare and for frequent labels; a label with `n` training documents takes a mixture of both in
+    proportion to `log(1 + n)`. These weights are not negative, so that a higher score of a part never lowers the
+    probability. Terms in `log(1 + n)` and its square follow, and a calibration curve maps the logits to the logarithm
+    of the odds without changing their order.
 
     Args:
         parts (`Sequence[str]`):
             Names of the parts, see `PARTS`.
         weights (`np.ndarray`):
-            Coefficients of the parts, `(parts, 2, 3)`: score and difference; value, square, product.
+            Weights of the parts, `(parts, 2, 2)`: score and difference; rare and frequent labels.
         count_weights (`np.ndarray`):
             Coefficients of `log(1 + n)` and its square.
         bias (`float`):
             The constant.
+        curve (`np.ndarray`, *optional*):
+            Calibration curve, `(2, points)`: ascending logits and the logarithm of the odds at each. Linear in between
+            and beyond. None by default.
         num_documents (`int`, *optional*, defaults to 0):
             Number of documents that the model was fitted on; 0 for the fixed weights of [`default_scorer`].
     """
@@ -122,28 +133,38 @@ class Scorer:
         weights: np.ndarray,
         count_weights: np.ndarray,
         bias: float,
+        curve: np.ndarray | None = None,
         num_documents: int = 0,
     ) -> None:
         self.parts = tuple(parts)
         self.weights = np.asarray(weights, dtype=np.float32)
         self.count_weights = np.asarray(count_weights, dtype=np.float32)
+        self.curve = np.array([[-1.0, 1.0], [-1.0, 1.0]]) if curve is None else np.asarray(curve, dtype=np.float64)
         self.bias, self.num_documents = float(bias), int(num_documents)
-        if not self.parts or set(self.parts) - set(PARTS):
-            raise ValueError(f"The parts {list(self.parts)} of a scorer must be among {', '.join(PARTS)}.")
-        if self.weights.shape != (len(self.parts), 2, 3) or self.count_weights.shape != (2,):
+        self._check()
+
+    def _check(self) -> None:
+        if not self.parts or len(set(self.parts)) < len(self.parts) or set(self.parts) - set(PARTS):
+            raise ValueError(f"The parts {list(self.parts)} of a scorer must be different ones of {', '.join(PARTS)}.")
+        if self.weights.shape != (len(self.parts), 2, 2) or self.count_weights.shape != (2,):
             raise ValueError(
-                f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 3)} and (2,), "
+                f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 2)} and (2,), "
                 f"not {self.weights.shape} and {self.count_weights.shape}."
             )
-        if not (np.isfinite(self.weights).all() and np.isfinite(self.count_weights).all() and np.isfinite(self.bias)):
-            raise ValueError("The weights of a scorer must be finite.")
+        for values in (self.weights, self.count_weights, self.curve, self.bias):
+            if not (np.abs(values) <= _MAX_WEIGHT).all():
+                raise ValueError(f"The numbers of a scorer must be finite and not above {_MAX_WEIGHT:g}.")
+        if (self.weights < 0).any():
+            raise ValueError("The weights of the parts must not be negative.")
+        if self.curve.ndim != 2 or len(self.curve) != 2 or self.curve.shape[1] < 2 or (np.diff(self.curve) <= 0).any():
+            raise ValueError("The calibration curve of a scorer must ascend and have at least two points.")
 
     def __repr__(self) -> str:
         return f"Scorer({', '.join(self.parts)}, fitted on {self.num_documents} documents)"
 
     def logits(self, parts: Mapping[str, PartScores], candidates: np.ndarray, log_counts: np.ndarray) -> np.ndarray:
         """
-        Returns the log-odds of candidates.
+        Returns the logits of candidates, before calibration.
 
         Args:
             parts (`Mapping[str, PartScores]`): The scores of each part.
@@ -153,10 +174,20 @@ class Scorer:
         counts = log_counts[np.maximum(candidates, 0)]
         first, second = self.count_weights
         logits = np.float32(self.bias) + counts * (first + second * counts)
+        frequency = counts / max(log_counts.max(), np.float32(1e-6))
         for name, weights in zip(self.parts, self.weights, strict=True):
             part = parts[name]
-            add_logits(part.of(candidates, len(log_counts)), part.best, counts, weights, logits)
+            add_logits(part.of(candidates, len(log_counts)), part.best, frequency, weights, logits)
         return logits
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the calibrated probabilities of logits."""
+        x, y = self.curve
+        odds = np.interp(logits, x, y)
+        for end, inner, beyond in ((0, 1, logits < x[0]), (-1, -2, logits > x[-1])):
+            slope = (y[end] - y[inner]) / (x[end] - x[inner])
+            odds = np.where(beyond, y[end] + slope * (logits - x[end]), odds)
+        return expit(odds).astype(np.float32)
 
     def predict(
         self, parts: Mapping[str, PartScores], log_counts: np.ndarray, top_k: int
@@ -168,7 +199,7 @@ class Scorer:
         # Candidates ascend, so that of equal labels the lower one comes first.
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
         labels = np.take_along_axis(candidates, order, axis=1)
-        scores = expit(np.take_along_axis(logits, order, axis=1))
+        scores = self.probabilities(np.take_along_axis(logits, order, axis=1))
         padding = ((0, 0), (0, top_k - labels.shape[1]))
         return np.pad(scores, padding), np.pad(labels, padding, constant_values=-1)
 
@@ -176,11 +207,12 @@ class Scorer:
         """Writes `scorer.json`."""
         content: dict[str, Any] = {
             "parts": {
-                name: {kind: values.tolist() for kind, values in zip(("score", "difference"), weights, strict=True)}
+                name: dict(zip(_VIEWS, weights.tolist(), strict=True))
                 for name, weights in zip(self.parts, self.weights.astype(float), strict=True)
             },
             "log_count": self.count_weights.astype(float).tolist(),
             "bias": self.bias,
+            "curve": self.curve.tolist(),
             "num_documents": self.num_documents,
         }
         write_json(os.path.join(save_directory, SCORER_FILE), content, indent=2)
@@ -191,10 +223,18 @@ class Scorer:
         path = resolve_file(name_or_path, SCORER_FILE, **hub_kwargs)
         content = read_json(str(path))
         try:
-            parts = content["parts"]
-            weights = [[values["score"], values["difference"]] for values in parts.values()]
-            return cls(list(parts), np.array(weights), content["log_count"], content["bias"], content["num_documents"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            weights = np.array([[values[view] for view in _VIEWS] for values in content["parts"].values()])
+            numbers = (content["log_count"], content["bias"], content["curve"], content["num_documents"])
+            return cls(list(content["parts"]), weights, *numbers)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid scorer ({type(error).__name__}: {error}). Save or download it again."
             ) from error
+
+
+def default_scorer(parts: Sequence[str]) -> Scorer:
+    """Returns a scorer with fixed weights, for models whose data is too small to fit one."""
+    weights = np.zeros((len(parts), 2, 2))
+    for row, name in zip(weights, parts, strict=True):
+        row[:] = _DEFAULT_WEIGHTS["logit" if name in LOGIT_PARTS else "share" if name in KNN_PARTS else "cosine"]
+    return Scorer(parts, weights, np.zeros(2), _DEFAULT_BIAS)

@@ -46,6 +46,7 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
     if os.path.isdir(name_or_path):
         path = Path(name_or_path, hub_kwargs.get("subfolder") or "", filename)
         if path.is_file():
+            check_link(path)
             return str(path)
         if required:
             raise FileNotFoundError(
@@ -72,6 +73,37 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
     return path
 
 
+def check_plain_name(name: Any, source: str) -> str:
+    """Returns a name of a file or folder that a model lists; raises if it could lead out of the model's folder."""
+    if not isinstance(name, str) or name in ("", os.curdir, os.pardir) or re.search(r"[/\\:\x00]", name):
+        raise ValueError(
+            f"{source} lists {name!r:.80}, which is not a plain name. A model may only name files in its own folder. "
+            "Do not use it, or save it again."
+        )
+    return name
+
+
+def check_link(path: Path) -> None:
+    """Raises if a file is a link out of its folder; a snapshot of the Hub may link to the blobs beside it."""
+    if not path.is_symlink():
+        return
+    target, folder = path.resolve(), path.parent.resolve()
+    blobs = next((above.parent / "blobs" for above in (folder, *folder.parents) if above.name == "snapshots"), folder)
+    if not target.is_relative_to(folder) and not target.is_relative_to(blobs):
+        raise ValueError(
+            f"`{path}` is a link to `{target}`, which is outside of the model's folder. Replace it by the file itself "
+            "if you trust it."
+        )
+
+
+def check_links(folder: str | os.PathLike) -> None:
+    """Raises if a file in a folder is a link out of it, see [`check_link`]. Files on the Hub are not links."""
+    if os.path.isdir(folder):
+        for entry in Path(folder).iterdir():
+            if not entry.is_dir():
+                check_link(entry)
+
+
 def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwargs) -> None:
     """
     Raises an error if there is no model, or a model of another type. transformers would load it without an error.
@@ -84,7 +116,11 @@ def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwa
         hub_kwargs:
             As in [`resolve_file`].
     """
-    actual = read_json(resolve_file(name_or_path, "config.json", **hub_kwargs)).get("model_type")  # type: ignore[arg-type]
+    path = str(resolve_file(name_or_path, "config.json", **hub_kwargs))
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"`{path}` is damaged: it is not a JSON object. Save or download it again.")
+    actual = content.get("model_type")
     if actual != model_type:
         place = "/".join(filter(None, (str(name_or_path), hub_kwargs.get("subfolder"))))
         raise ValueError(
@@ -202,7 +238,7 @@ def read_json(path: str | os.PathLike) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"`{path}` is damaged: it is not valid JSON ({error}). Save or download it again.") from error
 
 
@@ -249,7 +285,7 @@ def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarr
                     "Pass the folder of a model saved by hf_xmc."
                 )
             return {name: file.get_tensor(name).numpy() for name in file.keys()}, metadata
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, RuntimeError, OverflowError) as error:  # the last ones: types without numpy
         raise ValueError(
             f"`{path}` is damaged or not a safetensors file ({error}). Save or download it again."
         ) from error
@@ -309,31 +345,41 @@ def save_sharded(
 
 def load_sharded(
     name_or_path: str | os.PathLike, filename: str, kind: str, **hub_kwargs
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, str]]:
     """
     Opens the files of [`save_sharded`] in a folder or on the Hub; the arguments are those of [`resolve_file`].
 
     Returns:
-        The memory-mapped arrays by name, and the metadata of the files.
+        The memory-mapped arrays by name, the metadata of the files, and the file of each array.
     """
     index = resolve_file(name_or_path, index_name(filename), required=False, **hub_kwargs)
     if index is None:
-        path = resolve_file(name_or_path, filename, **hub_kwargs)
-        return load_tensors(path, kind)  # type: ignore[arg-type]
-    tensors: dict[str, np.ndarray] = {}
-    metadata: dict[str, str] = {}
-    weight_map = read_json(index)["weight_map"]
-    for name in sorted(set(weight_map.values())):
-        path = resolve_file(name_or_path, name, **hub_kwargs)
-        shard, shard_metadata = load_tensors(path, kind)  # type: ignore[arg-type]
+        path = str(resolve_file(name_or_path, filename, **hub_kwargs))
+        tensors, metadata = load_tensors(path, kind)
+        return tensors, metadata, dict.fromkeys(tensors, path)
+    tensors, metadata, paths = {}, {}, {}
+    expected = read_index(index)
+    for name in sorted(set(expected.values())):
+        path = str(resolve_file(name_or_path, name, **hub_kwargs))
+        shard, shard_metadata = load_tensors(path, kind)
         if metadata and metadata != shard_metadata:
             raise ValueError(f"`{path}` belongs to another model than the other shards. Save or download all again.")
         tensors.update(shard)
+        paths.update(dict.fromkeys(shard, path))
         metadata = shard_metadata
-    missing = ", ".join(sorted(weight_map.keys() - tensors.keys()))
+    missing = ", ".join(sorted(expected.keys() - tensors.keys()))
     if missing:
         raise ValueError(f"The shards of `{index}` lack the arrays {missing}. Save or download all of them again.")
-    return tensors, metadata
+    return tensors, metadata, paths
+
+
+def read_index(path: str | os.PathLike) -> dict[str, str]:
+    """Reads an index of shards: the file of each array."""
+    content = read_json(path)
+    shards = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(shards, dict) or not shards:
+        raise ValueError(f"`{path}` is damaged: `weight_map` does not list any files. Save or download it again.")
+    return {name: check_plain_name(file, f"`{path}`") for name, file in shards.items()}
 
 
 def sharded_files(folder: str | os.PathLike, filename: str) -> list[str]:

@@ -20,10 +20,13 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from .loading import raise_without_safetensors
 from .serialization import read_json, resolve_file
 
 # `hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, `dropout_rate`, but not the dropout of a classifier.
 _DROPOUT = re.compile(r"^(?!classifier|summary|seq_classif|qa_).*(dropout|pdrop)")
+# Texts are cut to so many characters before they are tokenised, or to so many for each token that is used.
+MAX_CHARACTERS, CHARACTERS_PER_TOKEN = 1 << 20, 256
 # Pooling of sentence-transformers models.
 _POOLING_FILE = "1_Pooling/config.json"
 
@@ -33,10 +36,20 @@ def make_encoder(config: PreTrainedConfig) -> nn.Module:
     return without_pooler(_kind(config).from_config(config))
 
 
-def load_encoder(name_or_path: str | os.PathLike, **hub_kwargs: Any) -> nn.Module:
-    """Returns a pretrained encoder without its pooler, in float32 unless `dtype` is given."""
+def load_encoder(name_or_path: str | os.PathLike, use_safetensors: bool = True, **hub_kwargs: Any) -> nn.Module:
+    """
+    Returns a pretrained encoder without its pooler, in float32 unless `dtype` is given.
+
+    Weights that are a pickle, which can run code, are loaded only without `use_safetensors`.
+    """
     kind = _kind(hub_kwargs.get("config"))
-    return without_pooler(kind.from_pretrained(name_or_path, **{"dtype": torch.float32, **hub_kwargs}))
+    options = {"dtype": torch.float32, "use_safetensors": True if use_safetensors else None, **hub_kwargs}
+    try:
+        return without_pooler(kind.from_pretrained(name_or_path, **options))
+    except OSError:
+        if use_safetensors:
+            raise_without_safetensors(name_or_path, hub_kwargs)
+        raise
 
 
 def _kind(config: PreTrainedConfig | None) -> Any:
@@ -141,7 +154,9 @@ def tokenize(texts: Sequence[str], tokenizer: Any, max_length: int, long_text: s
 
     `max_length`, `long_text` and `max_windows` are fields of [`XMCConfig`].
     """
-    texts = list(texts)
+    # The tokenizer would first read all of a text, which takes a gigabyte for ten million words.
+    limit = max(MAX_CHARACTERS, CHARACTERS_PER_TOKEN * max_length * max_windows)
+    texts = [text if len(text) <= limit else _shortened(text, limit, long_text) for text in texts]
     if long_text == "truncate":
         ids = tokenizer(texts, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
         return [[window] for window in ids]
@@ -157,6 +172,11 @@ def tokenize(texts: Sequence[str], tokenizer: Any, max_length: int, long_text: s
             parts = [body[start : start + room] for start in range(0, max(len(body), 1), room)][:max_windows]
         windows.append([before + part + after for part in parts])
     return windows
+
+
+def _shortened(text: str, limit: int, long_text: str) -> str:
+    """The beginning of a very long text or, for `head_tail`, its beginning and its end."""
+    return text[: limit // 2] + text[-limit // 2 :] if long_text == "head_tail" else text[:limit]
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:

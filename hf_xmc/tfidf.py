@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from .checks import CheckedFile
 from .kernels_text import (
     count_ngrams,
     find_words,
@@ -34,7 +35,7 @@ from .kernels_text import (
     spell,
     weigh,
 )
-from .serialization import atomic_write, load_tensors, resolve_file, save_tensors
+from .serialization import atomic_write, resolve_file, save_tensors
 from .utils import count_threads
 
 TFIDF_FILE = "tfidf.safetensors"
@@ -45,6 +46,10 @@ _ANALYZERS = {"word": r"\w+", "char_wb": r"\S+"}
 _SETTINGS = ("analyzer", "ngram_range", "min_df", "max_features", "lead_words", "power", "stemmer")
 # Constants that were options in version 0.1: a model of that version may have been saved with other values.
 _CONSTANTS = ("sublinear_tf", "lowercase", "lead_weight")
+# Longer n-grams have no use, and the loops reserve memory for all of them.
+MAX_NGRAM = 64
+# Largest weight of a term before the row is normalised, and the largest `1 + log(n)` of a count.
+_MAX_WEIGHT, _MAX_COUNT = 1e15, 32.0
 _Result = TypeVar("_Result")
 _Lexicon = tuple[np.ndarray, np.ndarray, np.ndarray, int]  # table, ends, chars, number of words
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -248,13 +253,15 @@ class TfidfFeaturizer:
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
-        if len(ngram_range) != 2 or not 1 <= ngram_range[0] <= ngram_range[1]:
-            raise ValueError(f"`ngram_range` is {ngram_range!r}; it must be two numbers (n, m) with 1 <= n <= m.")
+        if len(ngram_range) != 2 or not 1 <= ngram_range[0] <= ngram_range[1] <= MAX_NGRAM:
+            raise ValueError(
+                f"`ngram_range` is {ngram_range!r}; it must be two numbers (n, m) with 1 <= n <= m <= {MAX_NGRAM}."
+            )
         if not isinstance(min_df, int) or min_df < 1:
             raise ValueError(f"`min_df` is {min_df!r}; it must be a number of documents, at least 1.")
         if max_features is not None and max_features < 0:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or 0 to keep all terms.")
-        if not isinstance(lead_words, int) or lead_words < 0:
+        if not isinstance(lead_words, int) or not 0 <= lead_words < 1 << 31:
             raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0.")
         if not 0 < power < np.inf:
             raise ValueError(f"`power` is {power!r}; it must be a finite number greater than 0.")
@@ -360,25 +367,56 @@ class TfidfFeaturizer:
             hub_kwargs:
                 `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` as in `from_pretrained` of models.
         """
-        paths = [resolve_file(name_or_path, name, **hub_kwargs) for name in (TFIDF_FILE, VOCABULARY_FILE)]
-        tensors, metadata = load_tensors(str(paths[0]), "tfidf")
-        with open(str(paths[1]), "rb") as file:
-            content = file.read()
-        if str(zlib.crc32(content)) != metadata["vocabulary_crc32"]:
+        file = CheckedFile.open(name_or_path, TFIDF_FILE, "tfidf", **hub_kwargs)
+        path = str(resolve_file(name_or_path, VOCABULARY_FILE, **hub_kwargs))
+        with open(path, "rb") as vocabulary:
+            content = vocabulary.read()
+        if str(zlib.crc32(content)) != file.metadata.get("vocabulary_crc32"):
             raise ValueError(
-                f"`{paths[1]}` is not the vocabulary that `{paths[0]}` was saved with. Save or download both again."
+                f"`{path}` is not the vocabulary that `{file.path}` was saved with. Save or download both again."
             )
-        settings = json.loads(metadata["settings"])
-        if settings.get("time_pattern"):
-            raise ValueError(
-                f"`{paths[0]}` was saved with `time_pattern={settings['time_pattern']!r}`. Features by date were "
-                "removed; hf_xmc 0.1.0 loads this model."
-            )
-        featurizer = cls(**{name: settings[name] for name in _SETTINGS if name in settings})
-        for name in _CONSTANTS:
-            setattr(featurizer, name, settings.get(name, getattr(cls, name)))
-        featurizer._index(content.decode("utf-8", "surrogatepass"), np.array(tensors["idf"]))
+        featurizer = cls._from_settings(file)
+        try:
+            lines = content.decode("utf-8", "surrogatepass")
+        except ValueError as error:
+            raise ValueError(f"`{path}` is damaged: it is not UTF-8 ({error}). Save or download it again.") from error
+        if not lines.endswith("\n"):
+            raise ValueError(f"`{path}` is damaged: its last line is not complete. Save or download it again.")
+        idf = file.weights("idf", np.float32, lines.count("\n"))
+        featurizer._check_idf(file, idf)
+        featurizer._index(lines, np.array(idf))
         return featurizer
+
+    @classmethod
+    def _from_settings(cls, file: CheckedFile) -> TfidfFeaturizer:
+        """A featurizer with the settings in a file, without a vocabulary."""
+        try:
+            settings = json.loads(file.metadata["settings"])
+            if settings.get("time_pattern"):
+                raise ValueError(
+                    f"Features by date (`time_pattern={settings['time_pattern']!r}`) were removed; hf_xmc 0.1.0 loads "
+                    "this model."
+                )
+            featurizer = cls(**{name: settings[name] for name in _SETTINGS if name in settings})
+            for name in _CONSTANTS:
+                default = getattr(cls, name)
+                value = settings.get(name, default)
+                if type(value) is not type(default) or not 0 <= value <= 1:
+                    raise ValueError(f"`{name}` is {value!r:.80}.")
+                setattr(featurizer, name, value)
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"The settings in `{file.path}` are not valid ({type(error).__name__}: {error}) Save or download it "
+                "again."
+            ) from error
+        return featurizer
+
+    def _check_idf(self, file: CheckedFile, idf: np.ndarray) -> None:
+        """Raises if weights would be too small or too large for float32."""
+        with np.errstate(over="ignore"):
+            bounds = np.array([idf.min(), _MAX_COUNT * idf.max()], dtype=np.float64) ** self.power
+        if not (1 / _MAX_WEIGHT <= bounds[0] and bounds[1] <= _MAX_WEIGHT):
+            file.fail("idf", f"has values from {idf.min()} to {idf.max()}, whose power {self.power} is out of range")
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}

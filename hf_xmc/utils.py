@@ -1,9 +1,11 @@
-"""Threads and progress."""
+"""Threads, progress and checks of arguments."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from numbers import Integral
+from typing import Any
 
 Progress = Callable[[str, int, int], None]
 """Callback with the arguments (stage, done, total)."""
@@ -14,8 +16,15 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Returns an argument that must be a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be a whole number, not {value!r:.80} ({type(value).__name__}).")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, not {value}.")
+    return int(value)
+
+
 def count_threads(num_threads: int | None) -> int:
     """Checks a number of threads; `None` stands for all available cores."""
-    if num_threads is not None and num_threads < 1:
-        raise ValueError(f"`num_threads` must be at least 1, not {num_threads}; leave it out for all cores.")
-    return num_threads or available_cores()
+    return available_cores() if num_threads is None else check_count("num_threads", num_threads)

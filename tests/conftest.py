@@ -190,12 +190,14 @@ def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     return make
 
 
-def train_linear(folder: Path, data: Dataset, **options: Any) -> None:
+def train_linear(folder: Path, data: Dataset, label_texts: dict[str, str] | None = None, **options: Any) -> Any:
     """Trains a linear model into a folder."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
     args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, **options)
-    XMCTrainer(args=args, train_dataset=data).train()
+    trainer = XMCTrainer(args=args, train_dataset=data, label_texts=label_texts)
+    trainer.train()
+    return trainer
 
 
 @pytest.fixture(scope="session")

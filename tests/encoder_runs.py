@@ -1,7 +1,5 @@
 """Shared by the tests of trainings with an encoder: comparison of models, interruptions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

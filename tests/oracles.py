@@ -4,31 +4,25 @@ Slow, obvious versions of what the package computes: plain loops, no code shared
 One section per topic; a section uses nothing of another.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Metrics: predictions and truth are lists of lists of label ids, counts the training counts of the known labels.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Metrics: predictions and truth are lists of lists of label ids, counts the training counts of the known labels.
 
 
-def inverse_propensity(count: int, num_documents: int, a: float = 0.55, b: float = 1.5) -> float:
+def inverse_propensity(count, num_documents, a=0.55, b=1.5):
     """`1 / p_l` of one label, written as in the paper."""
     c = (math.log(num_documents) - 1) * (b + 1) ** a
     return 1 + c * math.exp(-a * math.log(count + b))
 
 
-def count_of(label: int, counts: Sequence[int]) -> int:
+def count_of(label, counts):
     """Training count of a label; those beyond the known ones were never seen."""
     return counts[label] if label < len(counts) else 0
 
 
-def ranking_metrics(predictions: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], k: int) -> dict[str, float]:
+def ranking_metrics(predictions, truth, k):
     """P@k, nDCG@k, R@k and RP@k."""
     precision, ndcg, recall, r_precision = [], [], [], []
     for predicted, true in zip(predictions, truth, strict=True):
@@ -54,15 +48,7 @@ def ranking_metrics(predictions: Sequence[Sequence[int]], truth: Sequence[Sequen
     }
 
 
-def propensity_metrics(
-    predictions: Sequence[Sequence[int]],
-    truth: Sequence[Sequence[int]],
-    counts: Sequence[int],
-    num_documents: int,
-    k: int,
-    a: float = 0.55,
-    b: float = 1.5,
-) -> dict[str, float]:
+def propensity_metrics(predictions, truth, counts, num_documents, k, a=0.55, b=1.5):
     """PSP@k and PSnDCG@k: what the ranking collects over what the best ranking collects."""
     psp = best_psp = psndcg = best_psndcg = 0.0
     for predicted, true in zip(predictions, truth, strict=True):
@@ -80,9 +66,7 @@ def propensity_metrics(
     return {f"PSP@{k}": psp / best_psp, f"PSnDCG@{k}": psndcg / best_psndcg}
 
 
-def confusion(
-    predictions: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], k: int, label: int
-) -> tuple[int, int, int]:
+def confusion(predictions, truth, k, label):
     """Hits, predictions and true occurrences of one label in the top k."""
     hits = predicted_times = true_times = 0
     for predicted, true in zip(predictions, truth, strict=True):
@@ -94,9 +78,7 @@ def confusion(
     return hits, predicted_times, true_times
 
 
-def f1_metrics(
-    predictions: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], num_labels: int, k: int
-) -> dict[str, float]:
+def f1_metrics(predictions, truth, num_labels, k):
     """micro-F1@k and macro-F1@k, the latter over labels that are true or predicted somewhere."""
     all_hits = all_predicted = all_true = 0
     scores = []
@@ -114,15 +96,7 @@ def f1_metrics(
     return {f"micro-F1@{k}": 2 * precision * recall / (precision + recall), f"macro-F1@{k}": sum(scores) / len(scores)}
 
 
-def bucket_metrics(
-    predictions: Sequence[Sequence[int]],
-    truth: Sequence[Sequence[int]],
-    num_labels: int,
-    counts: Sequence[int],
-    k: int,
-    low: int,
-    high: float,
-) -> dict[str, Any]:
+def bucket_metrics(predictions, truth, num_labels, counts, k, low, high):
     """Results over the labels with `low` to `high` training documents."""
     labels = true_labels = found_labels = all_hits = all_predicted = all_true = 0
     for label in range(num_labels):
@@ -146,12 +120,10 @@ def bucket_metrics(
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Label features, equation (4). Matrices are anything that can be read as matrix[i][j].
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Label features, equation (4). Matrices are anything that can be read as matrix[i][j].
 
 
-def label_vectors(documents: Any, truth: Any) -> np.ndarray:
+def label_vectors(documents, truth):
     """PIFA: the sum of the documents of each label, divided by its length; zero where a label has no documents."""
     num_documents, num_features, num_labels = len(documents), len(documents[0]), len(truth[0])
     vectors = np.zeros((num_labels, num_features))
@@ -166,12 +138,10 @@ def label_vectors(documents: Any, truth: Any) -> np.ndarray:
     return vectors
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The label tree, equations (5), (6) and (8). Matrices are dense, nodes and labels in the order of the tree's arrays.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- The label tree, eq. 5, 6 and 8. Matrices are dense, nodes and labels in the order of the tree's arrays.
 
 
-def cluster_chain(child_offsets: Sequence[Sequence[int]]) -> list[np.ndarray]:
+def cluster_chain(child_offsets):
     """`C^(t)` of every level: 1 where the row's node is a child of the column's node."""
     chain = []
     for offsets in child_offsets:
@@ -183,7 +153,7 @@ def cluster_chain(child_offsets: Sequence[Sequence[int]]) -> list[np.ndarray]:
     return chain
 
 
-def membership(chain: Sequence[np.ndarray], above: int, level: int) -> np.ndarray:
+def membership(chain, above, level):
     """1 where the row's node of `level` is somewhere under the column's node of level `above` (0: the root)."""
     matrix = np.eye(chain[above].shape[1])
     for step in chain[above:level]:
@@ -191,7 +161,7 @@ def membership(chain: Sequence[np.ndarray], above: int, level: int) -> np.ndarra
     return matrix
 
 
-def true_nodes(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequence[int]) -> list[np.ndarray]:
+def true_nodes(truth, chain, leaf_labels):
     """Equation (5): `Y^(t)` of every level, 1 where a child of the node is true."""
     levels = [np.array([[truth[i][label] for label in leaf_labels] for i in range(len(truth))], dtype=float)]
     for matrix in reversed(chain[1:]):
@@ -206,7 +176,7 @@ def true_nodes(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequence[in
     return levels
 
 
-def true_label_counts(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequence[int]) -> list[np.ndarray]:
+def true_label_counts(truth, chain, leaf_labels):
     """Equation (6): `R^(t)` of every level, the number of true labels under a node."""
     levels = [np.array([[truth[i][label] for label in leaf_labels] for i in range(len(truth))], dtype=float)]
     for matrix in reversed(chain[1:]):
@@ -219,7 +189,7 @@ def true_label_counts(truth: Any, chain: Sequence[np.ndarray], leaf_labels: Sequ
     return levels
 
 
-def importance_weights(counts: np.ndarray, alpha: float) -> np.ndarray:
+def importance_weights(counts, alpha):
     """The loss weights made of `R^(t)`: a true node's share of the document's true labels, `alpha` elsewhere."""
     weights = np.full(counts.shape, alpha, dtype=float)
     for document in range(counts.shape[0]):
@@ -229,7 +199,7 @@ def importance_weights(counts: np.ndarray, alpha: float) -> np.ndarray:
     return weights
 
 
-def shortlist(predicted: np.ndarray | None, true: np.ndarray | None, matrix: np.ndarray) -> np.ndarray:
+def shortlist(predicted, true, matrix):
     """
     Equation (8), binarised: 1 where the node's parent is predicted or true for the document.
 
@@ -247,7 +217,7 @@ def shortlist(predicted: np.ndarray | None, true: np.ndarray | None, matrix: np.
     return chosen
 
 
-def top_nodes(scores: np.ndarray, k: int) -> np.ndarray:
+def top_nodes(scores, k):
     """Equation (7): 1 for the `k` best nodes of each document."""
     chosen = np.zeros(scores.shape)
     for document in range(scores.shape[0]):
@@ -257,12 +227,10 @@ def top_nodes(scores: np.ndarray, k: int) -> np.ndarray:
     return chosen
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The objective of one level, equation (9). Documents end in a constant 1: the bias is a weight like any other.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- The objective of one level, equation (9). Documents end in a constant 1: the bias is a weight like any other.
 
 
-def loss_value(loss: str, target: float, logit: float) -> float:
+def loss_value(loss, target, logit):
     """`L(y, s)` with `y` in {0, 1}."""
     sign = 1.0 if target else -1.0
     if loss == "squared_hinge":
@@ -272,16 +240,7 @@ def loss_value(loss: str, target: float, logit: float) -> float:
     return wrong + math.log1p(math.exp(-wrong)) if wrong > 0 else math.log1p(math.exp(wrong))
 
 
-def node_objective(
-    weights: Any,
-    documents: Any,
-    targets: Any,
-    chosen: Any,
-    loss_weights: Any,
-    loss: str,
-    prior: float = 0.0,
-    regularisation: float = 0.5,
-) -> float:
+def node_objective(weights, documents, targets, chosen, loss_weights, loss, prior=0.0, regularisation=0.5):
     """The part of equation (9) that concerns one node: targets, chosen and loss weights are its columns."""
     total = 0.0
     for document, target, is_chosen, loss_weight in zip(documents, targets, chosen, loss_weights, strict=True):
@@ -293,16 +252,7 @@ def node_objective(
     return total + regularisation * sum(weight * weight for weight in weights)
 
 
-def level_objective(
-    weights: np.ndarray,
-    documents: np.ndarray,
-    targets: np.ndarray,
-    chosen: np.ndarray,
-    loss_weights: np.ndarray,
-    loss: str,
-    prior: float = 0.0,
-    regularisation: float = 0.5,
-) -> float:
+def level_objective(weights, documents, targets, chosen, loss_weights, loss, prior=0.0, regularisation=0.5):
     """Equation (9): one row of `weights` per node, `targets`, `chosen` and `loss_weights` (documents, nodes)."""
     total = 0.0
     for node in range(len(weights)):
@@ -311,10 +261,8 @@ def level_objective(
     return total
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
+# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
 # labels whose texts are in the batch, `drawn` lists of positives and `truth` of all true labels of each document.
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def pair_loss(
@@ -337,12 +285,10 @@ def pair_loss(
     return sum(losses) / len(losses)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Scoring through the tree: `weights` holds one (nodes, features) matrix per level, documents end in a constant 1.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Scoring through the tree: `weights` holds one (nodes, features) matrix per level, documents end in a constant 1.
 
 
-def logits_of(documents: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+def logits_of(documents, weights):
     """`w . x` of every document and every node, level by level."""
     levels = []
     for matrix in weights:
@@ -355,7 +301,7 @@ def logits_of(documents: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.n
     return levels
 
 
-def log_probability(loss: str, logit: float) -> float:
+def log_probability(loss, logit):
     """Logarithm of the probability that stands for a logit: `exp(-max(0, 1 - s)^2)` or the sigmoid."""
     if loss == "squared_hinge":
         return -(max(0.0, 1 - logit) ** 2)
@@ -363,9 +309,7 @@ def log_probability(loss: str, logit: float) -> float:
     return -math.log(1 + math.exp(-logit))
 
 
-def exhaustive_scores(
-    logits: Sequence[np.ndarray], child_offsets: Sequence[Sequence[int]], loss: str, ranking: str
-) -> np.ndarray:
+def exhaustive_scores(logits, child_offsets, loss, ranking):
     """The score of every node of the last level given: the sum of log probabilities of its path, or its own logit."""
     if ranking == "leaf":
         return logits[-1]
@@ -381,14 +325,7 @@ def exhaustive_scores(
     return scores
 
 
-def beam_scores(
-    logits: Sequence[np.ndarray],
-    child_offsets: Sequence[Sequence[int]],
-    loss: str,
-    ranking: str,
-    beam_size: int,
-    start: Sequence[Sequence[tuple[float, int]]] | None = None,
-) -> np.ndarray:
+def beam_scores(logits, child_offsets, loss, ranking, beam_size, start=None):
     """
     As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach.
 
@@ -415,13 +352,11 @@ def beam_scores(
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Heads on an encoder: `logits` holds one (documents, nodes) matrix per trained level, `levels` which ones these are,
-# counted from 1 and ascending; some of the tree's levels may be missing among them.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Heads on an encoder: `logits` holds one (documents, nodes) matrix per trained level, `levels` which ones these
+# are, counted from 1 and ascending; some of the tree's levels may be missing among them.
 
 
-def head_probability(loss: str, logit: float) -> float:
+def head_probability(loss, logit):
     """The probability that a logit of a head stands for."""
     if loss == "bce":
         return 1 / (1 + math.exp(-logit))
@@ -429,7 +364,7 @@ def head_probability(loss: str, logit: float) -> float:
     return min(1.0, max(0.0, (logit + 1) / 2))
 
 
-def nodes_under(child_offsets: Sequence[Sequence[int]], upper: int, node: int, lower: int) -> list[int]:
+def nodes_under(child_offsets, upper, node, lower):
     """Nodes of level `lower` under one node of level `upper` (0: the root)."""
     nodes = [node]
     for offsets in child_offsets[upper:lower]:
@@ -437,14 +372,7 @@ def nodes_under(child_offsets: Sequence[Sequence[int]], upper: int, node: int, l
     return nodes
 
 
-def head_scores(
-    logits: Sequence[np.ndarray],
-    levels: Sequence[int],
-    child_offsets: Sequence[Sequence[int]],
-    loss: str,
-    by_path: bool,
-    beam_size: int,
-) -> np.ndarray:
+def head_scores(logits, levels, child_offsets, loss, by_path, beam_size):
     """
     The probability of every node of the last level that a beam reaches; -1 for the others.
 
@@ -469,12 +397,10 @@ def head_scores(
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# From token states to a document vector.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- From token states to a document vector.
 
 
-def pooled(layers: Sequence[np.ndarray], mask: Sequence[int], pooling: str) -> np.ndarray:
+def pooled(layers, mask, pooling):
     """One document's vector: `layers` are (tokens, dimensions) each, `mask` is 1 where a token is no padding."""
     tokens = [place for place in range(len(mask)) if mask[place]]
     parts = []
@@ -488,12 +414,10 @@ def pooled(layers: Sequence[np.ndarray], mask: Sequence[int], pooling: str) -> n
     return np.array([value / length for value in parts])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Levels that are trained together. Rows end in the bias; `true` holds each document's true nodes.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Levels that are trained together. Rows end in the bias; `true` holds each document's true nodes.
 
 
-def projected(documents: np.ndarray, projection: np.ndarray) -> np.ndarray:
+def projected(documents, projection):
     """Each document on each row of a projection, and the constant 1 of the bias."""
     shorter = np.ones((len(documents), len(projection) + 1))
     for document in range(len(documents)):
@@ -502,14 +426,12 @@ def projected(documents: np.ndarray, projection: np.ndarray) -> np.ndarray:
     return shorter
 
 
-def with_constant(documents: np.ndarray) -> np.ndarray:
+def with_constant(documents):
     """Documents with the constant 1 of the bias."""
     return np.hstack([documents, np.ones((len(documents), 1))])
 
 
-def sum_of_losses(
-    logits: np.ndarray, shown: Sequence[Sequence[int]], true: Sequence[dict[int, float]], alpha: float, loss: str
-) -> float:
+def sum_of_losses(logits, shown, true, alpha, loss):
     """Mean over documents of the losses of the nodes shown; `true` gives the weights of true nodes, others weigh α."""
     kind = {"bce": "logistic", "squared_hinge": "squared_hinge"}[loss]
     total = 0.0
@@ -521,9 +443,7 @@ def sum_of_losses(
     return total / len(logits)
 
 
-def dynamic_candidates(
-    logits_above: np.ndarray, offsets: Sequence[int], true: Sequence[Sequence[int]], beam_size: int
-) -> list[list[int]]:
+def dynamic_candidates(logits_above, offsets, true, beam_size):
     """LightXML: for each document the nodes under its best nodes above, its true nodes and all siblings of these."""
     found = []
     for document, logits in enumerate(logits_above):
@@ -535,15 +455,7 @@ def dynamic_candidates(
     return found
 
 
-def adaptive_loss(
-    documents: np.ndarray,
-    tails: Sequence[tuple[np.ndarray, np.ndarray]],
-    num_frequent: int,
-    true: Sequence[Sequence[int]],
-    weights: Sequence[Sequence[float]],
-    alpha: float,
-    loss: str,
-) -> float:
+def adaptive_loss(documents, tails, num_frequent, true, weights, alpha, loss):
     """APLC below the gates: all labels of a tail for the documents with a true label in it. `tails`: (P, rows)."""
     total, first = 0.0, num_frequent
     for projection, rows in tails:
@@ -558,13 +470,7 @@ def adaptive_loss(
     return total
 
 
-def adaptive_probabilities(
-    documents: np.ndarray,
-    gates: np.ndarray,
-    tails: Sequence[tuple[np.ndarray, np.ndarray]],
-    num_frequent: int,
-    loss: str,
-) -> np.ndarray:
+def adaptive_probabilities(documents, gates, tails, num_frequent, loss):
     """APLC: `p(l)` of frequent labels, `p(gate) p(l | gate)` of all others."""
     (above,) = logits_of(with_constant(documents), [gates])
     columns = [[head_probability(loss, logit) for logit in above[:, node]] for node in range(num_frequent)]
@@ -580,11 +486,11 @@ def adaptive_probabilities(
     return np.array(columns).T
 
 
-def frequency_partition(counts: Sequence[int], shares: Sequence[float], by_mass: bool) -> list[list[int]]:
+def frequency_partition(counts, shares, by_mass):
     """Labels by frequency in the parts of a whole: a label goes where its own piece of the whole begins."""
     order = sorted(range(len(counts)), key=lambda label: (-counts[label], label))
     whole = sum(counts) if by_mass else len(counts)
-    parts: list[list[int]] = [[] for _ in shares]
+    parts = [[] for _ in shares]
     before = 0
     for label in order:
         part = 0
@@ -595,16 +501,12 @@ def frequency_partition(counts: Sequence[int], shares: Sequence[float], by_mass:
     return parts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Ensembles: what each model predicts of one document are (label, score) pairs, best first.
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- Ensembles: what each model predicts of one document are (label, score) pairs, best first.
 
 
-def ensemble_scores(
-    predictions: Sequence[Sequence[tuple[str, float]]], weights: Sequence[float], combine: str
-) -> dict[str, float]:
+def ensemble_scores(predictions, weights, combine):
     """The weighted mean of scores, or of one over the rank, of every label that some model predicts."""
-    result: dict[str, float] = {}
+    result = {}
     for pairs, weight in zip(predictions, weights, strict=True):
         for place, (label, score) in enumerate(pairs):
             value = score if combine == "scores" else 1 / (place + 1)

@@ -1,7 +1,5 @@
 """Small random problems for the tests of tree, ranker and heads; weights as plain matrices; optima."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 from scipy.optimize import minimize
@@ -10,7 +8,6 @@ from scipy.sparse import csr_matrix
 from hf_xmc.features import Features
 from hf_xmc.knn_ranker import KNNRanker
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.linear_ranker import LinearRanker
 
 # Depth 3; single children, a node of 17 labels (two blocks of lanes) and labels in no particular order.
 UNEVEN_PARENTS = [
@@ -21,13 +18,18 @@ UNEVEN_PARENTS = [
 UNEVEN_LABELS = len(UNEVEN_PARENTS[-1])
 
 
-def uneven_tree() -> LabelTree:
+def uneven_tree():
     return LabelTree.from_parents([np.array(parents) for parents in UNEVEN_PARENTS])
 
 
-def random_problem(
-    seed: int = 0, documents: int = 70, sparse: int = 40, dense: int = 3, labels: int = UNEVEN_LABELS
-) -> tuple[Features, csr_matrix]:
+TREE = uneven_tree()
+OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
+CHAIN = oracles.cluster_chain(OFFSETS)
+# Losses of heads and what the oracles call them.
+ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
+
+
+def random_problem(seed=0, documents=70, sparse=40, dense=3, labels=UNEVEN_LABELS):
     """
     Documents that resemble their labels, and the labels.
 
@@ -50,7 +52,7 @@ def random_problem(
     return features.normalized(), csr_matrix(truth.astype(np.float32))
 
 
-def as_rows(features: Features) -> np.ndarray:
+def as_rows(features):
     """`[sparse ; dense ; 1]` as one float64 matrix."""
     parts = [np.ones((len(features), 1))]
     if features.dense is not None:
@@ -60,7 +62,7 @@ def as_rows(features: Features) -> np.ndarray:
     return np.hstack(parts)
 
 
-def as_weights(ranker: LinearRanker) -> list[np.ndarray]:
+def as_weights(ranker):
     """The weights of all nodes of each level it has, (nodes, sparse + dense + 1), from the documented layout."""
     weights, width = ranker.weights, ranker.num_dense + 1
     quantized = weights.records.shape[1] == 8 + 16
@@ -85,7 +87,7 @@ def as_weights(ranker: LinearRanker) -> list[np.ndarray]:
     return levels
 
 
-def same_weights(first: LinearRanker | KNNRanker, second: LinearRanker | KNNRanker) -> bool:
+def same_weights(first, second):
     """Whether two rankers are equal to the last bit."""
     arrays, others = (
         vars(ranker.index if isinstance(ranker, KNNRanker) else ranker.weights) for ranker in (first, second)
@@ -95,15 +97,13 @@ def same_weights(first: LinearRanker | KNNRanker, second: LinearRanker | KNNRank
     )
 
 
-def cost_sensitive_weights(counts: np.ndarray, cost: float, negative_cost: float) -> np.ndarray:
+def cost_sensitive_weights(counts, cost, negative_cost):
     """XR-Transformer, eq. 6, as the ranker uses it: positives in proportion to their shares, `cost` on average."""
     shares = oracles.importance_weights(counts, np.nan)
     return np.where(counts > 0, shares * cost / np.nanmean(shares), negative_cost)
 
 
-def best_objective(
-    rows: np.ndarray, targets: np.ndarray, chosen: np.ndarray, loss_weights: np.ndarray, loss: str, prior: float
-) -> float:
+def best_objective(rows, targets, chosen, loss_weights, loss, prior):
     """Minimum of the objective of one node (XR-Transformer, eq. 9): found with gradients, measured by the oracle."""
     keep = chosen > 0
     rows, signs, costs = rows[keep], np.where(targets[keep] > 0, 1.0, -1.0), loss_weights[keep]
@@ -122,16 +122,7 @@ def best_objective(
     return oracles.node_objective(found, rows, signs > 0, np.ones(len(rows)), costs, loss, prior)
 
 
-def assert_optimal(
-    weights: np.ndarray,
-    rows: np.ndarray,
-    truth: np.ndarray,
-    chosen: np.ndarray,
-    loss_weights: np.ndarray,
-    loss: str,
-    prior: float,
-    tolerance: float = 1e-3,
-) -> None:
+def assert_optimal(weights, rows, truth, chosen, loss_weights, loss, prior, tolerance=0.001):
     """Checks that the stored weights of all nodes of a level minimise its objective; the bias includes the prior."""
     learnt = weights.copy()
     learnt[:, -1] -= prior

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.arguments, options and presets."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,18 +1,16 @@
 """Tests of hf_xmc.training.bootstrap: shortlists, bootstrap and loss of the heads (XR-Transformer, eq. 7 to 11)."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest
 import torch
 from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import assert_optimal, best_objective, random_problem, uneven_tree
+from small_problems import CHAIN, OFFSETS, ORACLE_LOSSES, TREE, assert_optimal, best_objective, random_problem
 from transformers import BertConfig
 
 from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import bootstrap
 from hf_xmc.training.bootstrap import (
     bootstrap_head,
@@ -25,11 +23,7 @@ from hf_xmc.training.bootstrap import (
 )
 from hf_xmc.training.options import LevelArguments
 
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
 DIMENSIONS = 8
-ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
 
 
 class Problem:
@@ -339,8 +333,7 @@ def test_start_from_frequency(loss, index, negatives):
 
 
 @pytest.mark.parametrize(
-    "loss, negatives, cost_sensitive",
-    pairs(["bce", "squared_hinge"], ["tfn", "man", "both", "all"], [False, True]),
+    "loss, negatives, cost_sensitive", pairs(["bce", "squared_hinge"], ["tfn", "man", "both", "all"], [False, True])
 )
 def test_the_loss_of_a_batch(loss, negatives, cost_sensitive):
     """Eq. 9."""

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.checkpoint: files of a checkpoint, without pickle."""
 
-from __future__ import annotations
-
 import logging
 import random
 

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.cli."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -40,18 +38,9 @@ def lines(path):
 
 def test_train(data, tmp_path, capsys):
     output = tmp_path / "model"
-    path = recipe(
-        tmp_path,
-        dataset="elsewhere",
-        method="parabel",
-        eval_split="test",
-        eval_ks=[1, 5],
-        tfidf_ngram_range=[1, 1],
-        ranker_C=0.5,
-        tree_branching=4,
-        label_delimiter=None,
-        use_cpu=True,
-    )
+    options = {"method": "parabel", "tfidf_ngram_range": [1, 1], "ranker_C": 0.5, "tree_branching": 4, "use_cpu": True}
+    options |= {"dataset": "elsewhere", "eval_split": "test", "eval_ks": [1, 5], "label_delimiter": None}
+    path = recipe(tmp_path, **options)
     flags = ["--dataset", str(data), "--output_dir", str(output), "--tree-branching", "8", "--disable_tqdm=true"]
     assert main(["train", "--config", path, *flags]) == 0
     options = json.loads((output / "training_args.json").read_text())
@@ -74,16 +63,9 @@ def test_train_with_column_mapping_and_label_texts(data, tmp_path):
     for name in ("train.parquet", "test.parquet"):
         (data / name).unlink()
     (data / "labels.csv").write_text("label,text\nlabel 07,seven\n")
-    path = recipe(
-        tmp_path,
-        dataset=str(data),
-        column_mapping={"title": "text", "subjects": "labels"},
-        label_texts=True,
-        output_dir=str(tmp_path / "model"),
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    assert main(["train", "--config", path]) == 0
+    mapping = {"title": "text", "subjects": "labels"}
+    path = recipe(tmp_path, column_mapping=mapping, label_texts=True)
+    assert main(train_flags(data, tmp_path / "model", "--config", path)) == 0
     labels = XMCForTextClassification.from_pretrained(tmp_path / "model").labels
     assert labels.texts[7] == "seven"
 
@@ -302,17 +284,8 @@ def test_predict_a_table(data, model_folder, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     source = data / "documents.csv"
     source.write_text('id,title\n1,"topic07, word1"\n2,\n3,topic31\n')
-    argv = [
-        "predict",
-        str(model_folder),
-        str(source),
-        "--output",
-        str(output),
-        "--text-column",
-        "title",
-        "--top-k",
-        "2",
-    ]
+    argv = ["predict", str(model_folder), str(source), "--output", str(output)]
+    argv += ["--text-column", "title", "--top-k", "2"]
     assert main([*argv, "--batch-size", "2"]) == 0
     first, second, third = lines(output)
     assert first["labels"][0]["label"] == "label 07" and third["labels"][0]["label"] == "label 31"

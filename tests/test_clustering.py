@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.label_features and clustering: label vectors and the trees built from them."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest
@@ -11,7 +9,7 @@ from small_problems import random_problem
 
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.clustering import build_tree, frequency_tree
 from hf_xmc.training.label_features import pifa
 from hf_xmc.training.options import TreeArguments

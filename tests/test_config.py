@@ -1,10 +1,8 @@
 """Tests of hf_xmc.configuration_xmc."""
 
-from __future__ import annotations
-
 import json
 
-from transformers import AutoConfig, BertConfig
+from transformers import BertConfig
 
 from hf_xmc import XMCConfig
 
@@ -17,12 +15,6 @@ def test_round_trip(tmp_path):
     # Names of generation parameters such as `top_k` would be lost if they were not fields.
     assert (loaded.top_k, loaded.beam_size, loaded.level_sizes) == (7, 3, [4, 60])
     assert loaded.encoder_config is None
-
-
-def test_auto_config_knows_it(tmp_path):
-    XMCConfig(top_k=3).save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert type(config) is XMCConfig and config.top_k == 3
 
 
 def test_label_names_stay_out_of_the_file(tmp_path):

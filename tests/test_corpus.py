@@ -1,7 +1,5 @@
 """Tests of hf_xmc.inference.corpus: parts, plans, interruptions, several processes."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.embedding and level_data: tokens, batches and vectors of datasets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from conftest import make_documents, make_vectors
 from scipy.sparse import csr_matrix
 
 from hf_xmc import XMCForTextClassification
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.embedding import embed_dataset, tokenize_dataset, tokens_digest
 from hf_xmc.training.level_data import LevelCollator, LevelData, pass_batches
 

@@ -1,7 +1,5 @@
 """Encoders of every kind: they train, are saved and loaded, and predict the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Trainings with an encoder that are interrupted and resumed: they end in the model of an uninterrupted run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Training with an encoder: learning, saving, levels, early stopping, ranker and heads, errors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -131,15 +129,6 @@ def test_gradient_accumulation_is_a_larger_batch(train, tiny_encoder, tmp_path):
 
 
 # ---- Steps, levels, stopping ----
-
-
-def test_a_frozen_encoder(train, tiny_encoder, tmp_path):
-    trainer = train(level_epochs=[0], level_steps=None, eval_dataset=EVALUATION)
-    assert trainer.state.global_step == 0 and not list(tmp_path.glob("checkpoint-*"))
-    start = XMCForTextClassification.from_encoder(tiny_encoder, max_length=16).encoder.state_dict()
-    assert all(torch.equal(tensor, start[name]) for name, tensor in trainer.model.encoder.state_dict().items())
-    assert_predicts_as_saved(trainer, tmp_path)
-    assert trainer.evaluate()["eval_P@1"] > 0.5
 
 
 @pytest.mark.parametrize("steps", [[3, 0, 2], [0, 3, 0]], ids=str)

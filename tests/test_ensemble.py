@@ -1,7 +1,5 @@
 """Ensembles: scores and ranks averaged, weights chosen, one folder that is used as any model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -9,15 +7,15 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from conftest import OFFLINE, make_documents, make_vectors
+from conftest import make_documents, make_vectors
 from datasets import Dataset
-from transformers import AutoConfig, AutoModel, pipeline
+from transformers import AutoConfig, AutoModel
 
 from hf_xmc import XMCEnsemble, XMCEnsembleConfig, XMCForTextClassification
 from hf_xmc.cli.main import main
 from hf_xmc.ensemble_xmc import combine_members
 from hf_xmc.inference.predict import evaluate_model
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.ensemble import choose_weights, make_ensemble
 
 TEXTS = [*make_documents(20, seed=11)["text"], ""]
@@ -154,24 +152,6 @@ def test_save_and_load(ensemble_folder, tmp_path):
     XMCEnsemble.from_pretrained(copy).save_pretrained(copy)  # onto itself
     again = AutoModel.from_pretrained(tmp_path, subfolder="some/where")
     assert again.predict(TEXTS) == expected and again.config.weights == [0.5, 0.25, 0.25]
-
-
-def test_from_the_hub(ensemble_folder, tmp_path):
-    commit = "0123456789" * 4
-    repo = tmp_path / "models--me--ensemble"
-    shutil.copytree(ensemble_folder, repo / "snapshots" / commit)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
-    loaded = AutoModel.from_pretrained("me/ensemble", cache_dir=str(tmp_path), **OFFLINE)
-    assert loaded.predict(TEXTS) == XMCEnsemble.from_pretrained(ensemble_folder).predict(TEXTS)
-
-
-def test_pipeline(ensemble_folder):
-    tag = pipeline("extreme-text-classification", model=str(ensemble_folder))
-    expected = XMCEnsemble.from_pretrained(ensemble_folder).predict(TEXTS, top_k=3)
-    for found, pairs in zip(tag(TEXTS, top_k=3, batch_size=5), expected, strict=True):
-        assert [entry["label"] for entry in found] == [label for label, _ in pairs]
-        assert [entry["score"] for entry in found] == pytest.approx([score for _, score in pairs], abs=1e-5)
 
 
 def test_commands(folders, tmp_path, capsys):

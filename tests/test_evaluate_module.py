@@ -1,7 +1,5 @@
 """The module for the `evaluate` library, in its own process: the library fixes its cache folders when imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from hf_xmc.evaluation import METRIC_PATH, XMCMetrics, load_metric
+from hf_xmc.evaluation import XMCMetrics, load_metric
 
 PREDICTIONS = [[2, 0, 1, 3], [1, 0, -1, -1], [3, 1]]
 REFERENCES = [[2, 3], [], [1, 5, 1]]
@@ -92,10 +90,6 @@ def test_errors(results):
 def test_writes_under_hf_home_only(results, cache):
     assert any(cache.rglob("xmc_metrics.py"))
     assert not any(cache.rglob("*.arrow"))  # cleaned up after compute
-
-
-def test_path_holds_the_module():
-    assert os.path.isfile(os.path.join(METRIC_PATH, "xmc_metrics.py"))
 
 
 def test_without_the_library(monkeypatch):

@@ -1,7 +1,5 @@
 """Features: what is accepted, what is refused, rows and lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import coo_matrix, csc_matrix, csr_matrix

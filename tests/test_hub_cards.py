@@ -15,11 +15,9 @@ from huggingface_hub import ModelCard
 
 from hf_xmc import XMCEnsemble, XMCTrainer, XMCTrainingArguments
 from hf_xmc.cli.main import main
-from hf_xmc.evaluation.plots import plot_training
+from hf_xmc.evaluation.report import plot_training
 from hf_xmc.hub import model_card
-from hf_xmc.hub.card_data import CardOptions, reported
-from hf_xmc.hub.citations import paper_of
-from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, write_model_card
+from hf_xmc.hub.model_card import EVAL_RESULTS_FILE, MARK, TEMPLATE, CardOptions, paper_of, reported, write_model_card
 from hf_xmc.training.presets import METHODS
 from hf_xmc.training.record import TrainingRecord, public_name
 

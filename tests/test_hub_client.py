@@ -6,14 +6,12 @@ import hashlib
 import json
 import shutil
 
-import numpy as np
 import pytest
-from conftest import make_documents
+from conftest import THREE_LEVELS, make_documents
 from hub_worker import Worker, assert_same_tags
 from local_hub import TOKEN
 
 from hf_xmc import LabelTree, XMCEnsemble, XMCForTextClassification
-from hf_xmc.remote_code import code_files
 
 TEXTS = ["topic07 word1 topic31", "topic59", ""]
 PARTS = ("model.safetensors", "label_tree.safetensors", "labels.json", "ranker.safetensors", "tfidf.safetensors")
@@ -348,15 +346,8 @@ trainer.push_to_hub(license="mit")
 result = held
 """
     options: dict = {"output_dir": str(tmp_path / "out"), "method": "xr-transformer", "encoder_max_length": 16}
-    options |= {
-        "level_indices": [1, 2, 3],
-        "level_steps": [2],
-        "save_steps": 2,
-        "save_total_limit": 1,
-        "num_threads": 1,
-        "use_cpu": True,
-    }
-    options |= {"tree_branching": 4, "tree_max_leaf_size": 4, "tree_clustering": "kmeans", "tree_max_depth": 3}
+    options |= {"level_indices": [1, 2, 3], "level_steps": [2], "save_steps": 2, "save_total_limit": 1}
+    options |= {**THREE_LEVELS, "num_threads": 1, "use_cpu": True}
     options |= {"push_to_hub": True, "hub_strategy": "checkpoint", "hub_always_push": True, "disable_tqdm": True}
     options |= {"hub_model_id": "me/every-save"}
     held = client.run(code, options=options, encoder=str(tiny_encoder), data=str(tmp_path / "train.parquet"))
@@ -392,9 +383,3 @@ def test_without_network(hub, client, linear, home, model_folder, expected, tmp_
         assert code == 1 and linear in error
     finally:
         offline.close()
-
-
-def test_the_code_of_a_model_is_what_its_pipeline_imports():
-    names = {path.name for path in code_files()}
-    assert {"pipeline_xmc.py", "modeling_xmc.py", "configuration_xmc.py", "kernels_search.py"} <= names
-    assert np.all([path.is_file() for path in code_files()])

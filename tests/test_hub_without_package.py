@@ -1,7 +1,5 @@
 """Self-contained models without hf_xmc: the same labels and scores from the code beside the model."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

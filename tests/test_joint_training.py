@@ -1,7 +1,5 @@
 """Methods that train all levels jointly, LightXML and APLC-XLNet, and averaged weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +19,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import XMCForTextClassification
 from hf_xmc.modeling_heads import AdaptiveHead, BottleneckHead, LevelHead
-from hf_xmc.training.averaging import AVERAGE_FILE
+from hf_xmc.training.optimizer import AVERAGE_FILE
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 

@@ -1,7 +1,5 @@
 """The compiled pieces on their own: vector operations on lanes, hashed rows, packed records, candidates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix

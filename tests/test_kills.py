@@ -1,7 +1,5 @@
 """Training, upload and prediction that are killed at random moments, see `kills.py`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -6,11 +6,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from conftest import make_documents
+from conftest import make_documents, train_linear
 from scipy.sparse import csr_matrix
 from small_problems import random_problem
 
-from hf_xmc import XMCEnsemble, XMCForTextClassification, XMCTrainer, XMCTrainingArguments, pipeline
+from hf_xmc import XMCEnsemble, XMCForTextClassification, pipeline
 from hf_xmc.features import Features
 from hf_xmc.hub.model_card import write_model_card
 from hf_xmc.kernels_similarity import largest_of_rows
@@ -162,16 +162,9 @@ def test_damaged_files(tmp_path):
 # ---- As a model ----
 
 
-def train(folder, method, documents, **options):
-    args = XMCTrainingArguments(str(folder), method=method, disable_tqdm=True, **options)
-    trainer = XMCTrainer(args=args, train_dataset=documents)
-    trainer.train()
-    return trainer
-
-
 def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
     documents, held_out = make_documents(400), make_documents(60, seed=1)
-    trainer = train(tmp_path / "knn", "knn", documents, knn_count=20)
+    trainer = train_linear(tmp_path / "knn", documents, method="knn", knn_count=20)
     model = XMCForTextClassification.from_pretrained(tmp_path / "knn")
     assert isinstance(model.ranker, KNNRanker) and model.ranker.count == 20
     assert model.config.ranker_type == "knn" and model.label_tree.depth == 1
@@ -179,7 +172,7 @@ def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
     tagged = pipeline(str(tmp_path / "knn"), top_k=3)(texts)
     assert tagged == pipeline(model=trainer.model, top_k=3)(texts)
     assert pipeline(str(tmp_path / "knn"))("") == []
-    train(tmp_path / "linear", "xr-linear", documents)
+    train_linear(tmp_path / "linear", documents)
     ensemble = XMCEnsemble.from_members([tmp_path / "linear", tmp_path / "knn"], weights=[0.7, 0.3])
     ensemble.save_pretrained(tmp_path / "both")
     linear, own = (pipeline(str(tmp_path / name), top_k=50)(texts[0]) for name in ("linear", "knn"))
@@ -198,17 +191,14 @@ def test_a_model_is_saved_loaded_and_joined_with_others(tmp_path):
 
 def test_texts_of_labels_vote_too(tmp_path):
     documents = make_documents(200)
-    args = XMCTrainingArguments(str(tmp_path), method="knn", label_text_weight=0.5, disable_tqdm=True)
     names = sorted({label for labels in documents["labels"] for label in labels})
     texts = {name: f"word1 {name}" for name in names}
-    trainer = XMCTrainer(args=args, train_dataset=documents, label_texts=texts)
-    trainer.train()
-    ranker = trainer.model.ranker
+    ranker = train_linear(tmp_path, documents, texts, method="knn", label_text_weight=0.5).model.ranker
     assert isinstance(ranker, KNNRanker) and len(ranker.index.label_begin) - 1 > len(documents)
 
 
 def test_a_ranker_that_this_version_does_not_know(tmp_path):
-    trainer = train(tmp_path, "knn", make_documents(100))
+    trainer = train_linear(tmp_path, make_documents(100), method="knn")
     trainer.model.config.ranker_type = "oracle"
     trainer.model.config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="ranker_type='oracle'"):

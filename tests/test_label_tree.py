@@ -231,12 +231,9 @@ def test_save_and_load_bit_equal(tmp_path):
     assert again == tree and LabelTree.from_pretrained(tmp_path / "new folder") == tree
 
 
-def test_missing_file(tmp_path):
+def test_missing_truncated_and_foreign_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=TREE_FILE):
         LabelTree.from_pretrained(tmp_path)
-
-
-def test_truncated_and_foreign_files(tmp_path):
     uneven_tree().save_pretrained(tmp_path)
     content = (tmp_path / TREE_FILE).read_bytes()
     (tmp_path / TREE_FILE).write_bytes(content[:-8])

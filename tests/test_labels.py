@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -98,11 +96,6 @@ def test_ids():
     labels = Labels.from_dataset(make(ROWS))
     assert labels.ids(["c", "nothing", "a"]).tolist() == [2, -1, 0]
     assert labels.ids([]).shape == (0,)
-
-
-def test_one_label_only():
-    labels = Labels.from_dataset(make([["x"], []]))
-    assert labels.names == ["x"] and labels.encode(make([["x"], []])).toarray().tolist() == [[1], [0]]
 
 
 def test_file_keeps_strange_names(tmp_path):

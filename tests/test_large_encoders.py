@@ -1,7 +1,5 @@
 """What large encoders need: LoRA adapters, mixed precision, kinds of attention, settings of FSDP."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -14,8 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainerCallback
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
-from hf_xmc.training.fsdp import ShardedEncoder, check_encoder, choose_modules, set_up_plugin
-from hf_xmc.training.lora import ADAPTERS_FILE, Adapters
+from hf_xmc.training.large_encoders import (
+    ADAPTERS_FILE,
+    Adapters,
+    ShardedEncoder,
+    check_encoder,
+    choose_modules,
+    set_up_plugin,
+)
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 

@@ -1,14 +1,11 @@
-"""Tests of hf_xmc.training.optimizer (AdamW for single rows of a parameter) and hf_xmc.training.averaging."""
-
-from __future__ import annotations
+"""Tests of hf_xmc.training.optimizer (AdamW for single rows of a parameter) and hf_xmc.training.optimizer."""
 
 from copy import deepcopy
 
 import pytest
 import torch
 
-from hf_xmc.training.averaging import AVERAGE_FILE, WeightAverage
-from hf_xmc.training.optimizer import RowAdamW
+from hf_xmc.training.optimizer import AVERAGE_FILE, RowAdamW, WeightAverage
 
 ROWS, COLUMNS = 5, 3
 OPTIONS = {"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1}

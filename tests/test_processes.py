@@ -1,7 +1,5 @@
 """Training in several processes: they share the work and end in the model of a single process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoder_runs import assert_same_model, tensors_of

@@ -1,7 +1,5 @@
 """The quickstart on a part of the sample, with the real encoder."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every recipe parses, says what its place says, and stands in the README."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 
 from hf_xmc.cli.main import main
 from hf_xmc.cli.train import make_parser
-from hf_xmc.training.fsdp import set_up_plugin
+from hf_xmc.training.large_encoders import set_up_plugin
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 LAUNCHERS = sorted(FOLDER.glob("accelerate/*.yaml"))

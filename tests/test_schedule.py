@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.schedule and level_data: XR-Transformer, eq. 5, 6 and 8."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,18 +7,12 @@ import oracles
 import pytest
 import torch
 from scipy.sparse import csr_matrix
-from small_problems import random_problem, uneven_tree
+from small_problems import CHAIN, TREE, random_problem
 from transformers import SchedulerType, get_scheduler
 
 from hf_xmc import XMCTrainingArguments
-from hf_xmc.label_tree import LabelTree
 from hf_xmc.training.level_data import LevelData
 from hf_xmc.training.schedule import Schedule
-
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
-
 
 # ---- Schedule ----
 
@@ -270,18 +262,6 @@ def test_true_nodes_of_a_batch_whose_candidates_the_model_finds(cost_sensitive, 
         assert nodes.tolist() == [*true, *[-1] * (len(nodes) - len(true))]
         expected = weights[document, true] if cost_sensitive else np.ones(len(true))
         np.testing.assert_allclose(found[: len(true)], expected, rtol=1e-6)
-
-
-def test_a_batch_in_which_the_model_found_no_true_node():
-    tree = LabelTree.from_parents([[0, 0], [0, 0, 1, 1]])
-    counts = tree.targets(csr_matrix([[1, 0, 0, 0], [0, 0, 0, 1]]))[1]
-    found = csr_matrix(np.array([[0, 1], [1, 0]], dtype=np.float32))  # for each document the wrong half
-    data = LevelData(2, counts, tree.descendants(1, 2), found)
-    batch = data.batch(np.array([0]))
-    assert batch["nodes"].tolist() == [2, 3] and not batch["targets"].any() and batch["weights"].all()
-    both = data.batch(np.array([0, 1]))
-    assert both["nodes"].tolist() == [0, 1, 2, 3] and not both["targets"].any()
-    assert both["weights"].tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
 
 
 def test_no_candidates_at_all():

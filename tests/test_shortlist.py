@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.shortlist: documents of each node (XR-Transformer, eq. 7 to 9)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -9,19 +7,24 @@ import oracles
 import pytest
 from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import as_rows, as_weights, assert_optimal, cost_sensitive_weights, random_problem, uneven_tree
+from small_problems import (
+    CHAIN,
+    OFFSETS,
+    TREE,
+    as_rows,
+    as_weights,
+    assert_optimal,
+    cost_sensitive_weights,
+    random_problem,
+)
 
 from hf_xmc.label_tree import LabelTree
-from hf_xmc.parallel.runtime import Runtime
 from hf_xmc.training import shortlist
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
 EXACT = {"bias_prior": -1.0, "prune_threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
 
 
 def oracle_shortlist(level, negatives, beam_size, truth, rows, weights, loss):
@@ -78,18 +81,6 @@ def test_a_search_through_three_levels_keeps_a_third_of_its_nodes_on_the_way(mon
         kept[on_the_way] = oracles.top_nodes(scores, 6) * np.isfinite(scores)
     assert [found.documents(node).tolist() for node in range(14)] == [np.flatnonzero(n).tolist() for n in kept[2].T]
     assert not np.array_equal(kept[2], kept[6])
-
-
-@pytest.mark.parametrize("negatives", ["man", "both"])
-def test_threads_do_not_matter(negatives):
-    features, targets = random_problem(seed=2, documents=300)
-    ranker = train_ranker(features, targets, TREE, RankerArguments())
-    nodes = TREE.targets(targets)[1]
-    one, two = (
-        level_shortlist(features, nodes, 6, negatives, 2, ranker, 3, runtime=Runtime(num_threads=threads))
-        for threads in (1, 2)
-    )
-    assert np.array_equal(one.indptr, two.indptr) and np.array_equal(one.rows, two.rows)
 
 
 @pytest.mark.parametrize(

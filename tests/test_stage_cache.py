@@ -1,7 +1,5 @@
 """Tests of hf_xmc.parallel.stage_cache: pieces of work are found again; and of files that are whole or not there."""
 
-from __future__ import annotations
-
 import errno
 import os
 
@@ -14,8 +12,7 @@ from hf_xmc import XMCForTextClassification
 from hf_xmc.features import Features
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.parallel.process_group import ProcessGroup
-from hf_xmc.parallel.runtime import Runtime
-from hf_xmc.parallel.stage_cache import NO_CACHE, StageCache, digest
+from hf_xmc.parallel.stage_cache import NO_CACHE, Runtime, StageCache, digest
 from hf_xmc.serialization import new_folder, remove_leftovers, staged_files
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker

@@ -1,14 +1,12 @@
 """Standard options of transformers' Trainer in a training of several levels."""
 
-from __future__ import annotations
-
 import json
 import math
 
 import pytest
 import torch
 from conftest import make_documents
-from encoder_runs import KillAt, Killed
+from encoder_runs import KillAt, Killed, assert_predicts_as_saved
 from transformers import AutoModel
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
@@ -38,13 +36,14 @@ def test_passes_over_the_data(train, tmp_path):
     assert again.state.global_step == 0
 
 
-def test_without_a_pass_the_encoder_stays_as_it_is(train, tiny_encoder):
+def test_without_a_pass_the_encoder_stays_as_it_is(train, tiny_encoder, tmp_path):
     trainer = train(level_steps=None, num_train_epochs=0)
     original = AutoModel.from_pretrained(tiny_encoder).state_dict()
     for name, weights in trainer.model.encoder.state_dict().items():
         assert torch.equal(weights, original[name])
     assert trainer.state.global_step == 0 and all(head.weight.abs().sum() > 0 for head in trainer.model.heads)
-    assert trainer.evaluate(make_documents(50, seed=2))["eval_P@1"] > 0.5
+    assert trainer.evaluate(make_documents(50, seed=2))["eval_P@1"] > 0.5 and not list(tmp_path.glob("checkpoint-*"))
+    assert_predicts_as_saved(trainer, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Models saved by version 0.1.0 (`scripts/make_stored_models.py`) load and give the predictions stored with them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile

@@ -1,7 +1,5 @@
 """Tests of hf_xmc.text_encoder, and of the model's `tokenize`, `encode` and `embed` that use it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -292,19 +290,6 @@ def test_embedding_does_not_depend_on_batch_and_order(model, batch_size, monkeyp
     np.testing.assert_allclose(found, whole[order], atol=1e-5)
 
 
-def test_embedding_of_one_text_is_what_the_encoder_says(model):
-    for text, vector in zip(TEXTS, model.embed(TEXTS), strict=True):
-        ((window,),) = model.tokenize([text])
-        ids = torch.tensor([window])
-        with torch.no_grad():
-            expected = model.encode(ids, torch.ones_like(ids))
-        np.testing.assert_allclose(vector, expected[0].numpy(), atol=1e-5)
-
-
-def test_tokens_may_be_embedded_in_place_of_texts(model):
-    assert np.array_equal(model.embed(model.tokenize(TEXTS)), model.embed(TEXTS))
-
-
 def test_windows_are_averaged_by_their_length(tiny_encoder):
     options = {"max_length": 10, "long_text": "windows", "max_windows": 3}
     model = XMCForTextClassification.from_encoder(tiny_encoder, **options).eval()
@@ -328,12 +313,6 @@ def test_embedding_without_dropout_whatever_the_mode(model):
     model.train()
     assert np.array_equal(model.embed(TEXTS), expected)
     assert model.training
-
-
-def test_progress_of_embedding(model):
-    done = []
-    model.embed(TEXTS, 5, done.append)
-    assert done == sorted(done) and done[-1] == len(TEXTS)
 
 
 def test_no_texts(model):

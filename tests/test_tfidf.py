@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import weakref
 from collections import Counter, deque
@@ -128,17 +127,6 @@ def test_weights_are_raised_to_a_power_in_each_part(power):
     np.testing.assert_allclose(ours.transform(TEXTS).toarray(), expected, rtol=1e-5)
 
 
-def test_rows_are_sorted_and_normalised():
-    matrix = TfidfFeaturizer(min_df=1).fit(TEXTS).transform(TEXTS + UNSEEN)
-    norms = np.sqrt(matrix.multiply(matrix).sum(axis=1)).A1
-    empty = np.diff(matrix.indptr) == 0
-    np.testing.assert_allclose(norms[~empty], 1, rtol=1e-6)
-    assert {2, 4, 5, len(TEXTS), len(TEXTS) + 1} == set(np.flatnonzero(empty))
-    assert matrix.has_sorted_indices
-    matrix.has_sorted_indices = False
-    assert all((np.diff(row.indices) > 0).all() for row in matrix)
-
-
 def test_max_features_keeps_the_most_frequent_and_breaks_ties_by_term():
     texts = random_texts(200, 300)
     counts = Counter(word for text in texts for word in text.split() if len(word) > 1)
@@ -223,11 +211,6 @@ def test_saved_and_reloaded_it_gives_identical_matrices(settings, tmp_path):
     assert repr(reloaded) == repr(featurizer)
     assert reloaded.vocabulary == featurizer.vocabulary
     assert_identical(reloaded.transform(texts + UNSEEN), featurizer.transform(texts + UNSEEN))
-
-
-def test_a_worker_process_can_receive_it():
-    featurizer = TfidfFeaturizer(min_df=1).fit(TEXTS)
-    assert_identical(pickle.loads(pickle.dumps(featurizer)).transform(TEXTS), featurizer.transform(TEXTS))
 
 
 def test_damaged_files_are_refused(tmp_path):

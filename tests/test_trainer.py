@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.trainer: training of linear methods, evaluation, prediction, errors."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 from conftest import encoder_arguments, make_documents, make_vectors
 from datasets import Dataset
-from small_problems import same_weights
 from transformers import TrainerCallback, TrainingArguments
 
 from hf_xmc import (
@@ -85,11 +82,6 @@ def test_training_saves_and_logs(documents, tmp_path):
     assert "use_cache" not in json.loads((tmp_path / "config.json").read_text())
 
 
-def test_threads_do_not_matter(documents, tmp_path):
-    first, second = (train(tmp_path / str(threads), documents, num_threads=threads).model for threads in (1, 2))
-    assert first.label_tree == second.label_tree and same_weights(first.ranker, second.ranker)
-
-
 def test_progress_bar_names_the_stages(documents, tmp_path, capsys):
     args = XMCTrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False)
     trainer = XMCTrainer(args=args, train_dataset=documents, eval_dataset=make_documents(50, seed=1))
@@ -136,13 +128,6 @@ def test_the_power_of_vectors_is_applied_in_training_and_prediction(tmp_path):
     plain, raised = predict(tmp_path / "plain", 1.0), predict(tmp_path / "raised", 1.0, feature_power=1.5)
     assert not np.array_equal(plain, raised)
     np.testing.assert_allclose(raised, predict(tmp_path / "given", 1.5), atol=1e-5)
-
-
-def test_the_power_of_texts(documents, tmp_path):
-    model = train(tmp_path, documents, feature_power=1.5).model
-    assert model.tfidf.power == 1.5 and model.config.vector_power == 1
-    expected = TfidfFeaturizer(power=1.5).fit(documents["text"]).transform(["topic07 word1"])
-    assert (model.featurize(["topic07 word1"]).sparse != expected).nnz == 0
 
 
 def test_text_or_vectors(tmp_path):

@@ -1,7 +1,5 @@
 """Tests of what XMCTrainer takes from Trainer: model_init, hyperparameter search, metrics, tokenizer, optimizers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

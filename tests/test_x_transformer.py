@@ -1,7 +1,5 @@
 """X-Transformer: heads find clusters and a ranker ranks their labels; kinds of label features."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracles
 import pytest
@@ -10,26 +8,25 @@ from conftest import encoder_arguments, make_documents, pairs
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 from small_problems import (
+    CHAIN,
+    OFFSETS,
+    TREE,
     as_rows,
     as_weights,
     assert_optimal,
     cost_sensitive_weights,
     random_problem,
     same_weights,
-    uneven_tree,
 )
 
 from hf_xmc import Features, Labels, LabelTree, TfidfFeaturizer, XMCForTextClassification, XMCTrainer
 from hf_xmc.linear_ranker import Beam, LinearRanker
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.label_features import describe_labels, label_documents
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
-TREE = uneven_tree()
-OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
-CHAIN = oracles.cluster_chain(OFFSETS)
 TEXTS = make_documents(40, seed=11)["text"][:]
 
 
@@ -158,23 +155,6 @@ def test_it_learns(trained):
     assert np.mean(right) > 0.8
     assert model.label_tree.level_sizes == [8, 60] and model.config.head_levels == [1]
     assert model.ranker.first_level == 2 and model.ranker.tree == model.label_tree
-
-
-def test_the_objective_is_the_mean_over_documents_and_clusters(trained):
-    model, data, _ = trained
-    ids = torch.tensor([window + [0] * (16 - len(window)) for (window,) in model.tokenize(data["text"][:20])])
-    mask = (ids > 0).long()
-    true = model.label_tree.targets(model.labels.encode(data))[0][:20].toarray() > 0
-    with torch.no_grad():
-        output = model(input_ids=ids, attention_mask=mask, level=1, targets=torch.tensor(true, dtype=torch.float32))
-    total = 0.0
-    for document in range(20):
-        for cluster in range(8):
-            total += oracles.loss_value(
-                "squared_hinge", true[document, cluster], float(output.logits[document, cluster])
-            )
-    # The sum over clusters: a constant factor, to which neither the solution nor Adam is sensitive.
-    assert float(output.loss) / 8 == pytest.approx(total / (20 * 8), rel=1e-5)
 
 
 @pytest.mark.parametrize("ranking, beam_size", [("leaf", 1), ("path", 3), ("leaf", 0)])

@@ -23,7 +23,7 @@ LABEL_MAX_FEATURES = 1024  # as in training/stages.py
 def fit(features: sp.csr_matrix, labels: sp.csr_matrix, model: str, threads: int, setting: str) -> dict[str, Any]:
     """Builds the tree, trains the ranker and saves both."""
     from hf_xmc.features import Features
-    from hf_xmc.parallel.runtime import Runtime
+    from hf_xmc.parallel.stage_cache import Runtime
     from hf_xmc.training.clustering import build_tree
     from hf_xmc.training.label_features import pifa
     from hf_xmc.training.options import RankerArguments, TreeArguments

@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 
 from hf_xmc.features import Features
 from hf_xmc.linear_ranker import LinearRanker
-from hf_xmc.parallel.runtime import Runtime
+from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training.clustering import build_tree
 from hf_xmc.training.label_features import pifa
 from hf_xmc.training.options import RankerArguments, TreeArguments

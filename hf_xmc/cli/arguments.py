@@ -150,10 +150,10 @@ def _only_split(path: str, splits: Mapping[str, Dataset]) -> Dataset:
     return dataset
 
 
-def load_model(name_or_path: str, dtype: str | None = None) -> Any:
+def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> Any:
     """Loads a trained model or ensemble from a folder or the Hub, in the given precision."""
     resolve_file(name_or_path, CONFIG_NAME)
-    model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}))
+    model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}), **options)
     if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, not a model of hf_xmc.")
     return model

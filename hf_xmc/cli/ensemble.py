@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers.utils import CONFIG_NAME
 
 from ..hub.model_card import forget_model
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
 from .arguments import data_options, load_split

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from ..evaluation import format_by_frequency, format_metrics
 from ..inference.predict import evaluate_model
 from ..modeling_utils import PredictMixin
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..serialization import write_json
 from ..training.progress import quiet_libraries
 from .arguments import data_options, load_model, load_split

@@ -10,15 +10,16 @@ from typing import Any
 from datasets import Dataset
 
 from ..data import load_label_texts, load_sample, load_xmc_dataset
-from ..hub.card_data import CardOptions
 from ..hub.dataset import push_dataset
-from ..hub.model_card import CARD_FILE, write_model_card
+from ..hub.model_card import CARD_FILE, CardOptions, write_model_card
 from ..hub.upload import Destination, check_saved_model, create_repo, export_model, push_folder
+from ..loading import recorded_digests
+from .arguments import load_model
 
 
 def run(command: str, args: argparse.Namespace) -> None:
     """Runs a command."""
-    actions = {"card": _card, "export": _export, "push": _push, "push-dataset": _push_dataset}
+    actions = {"card": _card, "export": _export, "push": _push, "push-dataset": _push_dataset, "verify": _verify}
     actions[command](args)
 
 
@@ -37,6 +38,13 @@ def _card(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     files = export_model(args.model, args.output)
     print(f"{len(files)} files are in {args.output}.")
+
+
+def _verify(args: argparse.Namespace) -> None:
+    count = len(recorded_digests(args.model))
+    load_model(args.model, verify=count > 0)
+    compared = f"{count} checksums are right" if count else "it has no checksums to compare (trained by hf_xmc 0.1?)"
+    print(f"{args.model} loads, and {compared}.")
 
 
 def _push(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from ..version import __version__
 from .parsers import COMMANDS, HELP, TRAIN_HELP, HelpFormatter, closest, make_parser
 
 # Commands of the module `hub`; every other command has a module of its name.
-HUB_COMMANDS = ("card", "export", "push", "push-dataset")
+HUB_COMMANDS = ("card", "export", "push", "push-dataset", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ COMMANDS = {
     "ensemble": "combine several models into one",
     "card": "write the card of a model",
     "export": "copy a model with the code that loads it",
+    "verify": "check the files of a model",
     "push": "upload a model to the Hub",
     "push-dataset": "upload a dataset to the Hub",
     "completion": "print the completion of commands and options for a shell",
@@ -88,7 +89,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises an error; the base class would print the usage and exit."""
-        raise ValueError(f"{message.rstrip('.')}. See `{self.prog} --help`.")
+        end = "" if message.endswith((".", "?")) else "."
+        raise ValueError(f"{message}{end} `{self.prog} --help` explains the arguments.")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -170,6 +172,12 @@ evaluations (`hf-xmc evaluate`).""",
     "export": (
         "Copies a model and the code that loads it. Without hf_xmc, the copy loads with trust_remote_code=True.",
         ("my-tagger my-tagger-with-code",),
+    ),
+    "verify": (
+        """\
+Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its files with the
+checksums in the record of its training.""",
+        ("my-tagger",),
     ),
     "push": (
         """\
@@ -282,6 +290,10 @@ def _add_export(parser: Parser) -> None:
     parser.add_argument("output", metavar="OUTPUT", help="folder of the copy")
 
 
+def _add_verify(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
+
+
 def _add_destination(parser: Parser) -> None:
     parser.add_argument("repo", metavar="REPO", help="repository, such as me/my-tagger; created if it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
@@ -317,6 +329,7 @@ _ADD_ARGUMENTS = {
     "ensemble": _add_ensemble,
     "card": _add_card,
     "export": _add_export,
+    "verify": _add_verify,
     "push": _add_push,
     "push-dataset": _add_push_dataset,
     "completion": _add_completion,

@@ -27,7 +27,7 @@ from ..inference.predict import chunk_size
 from ..inference.writers import Predictions, json_line, parquet_schema, prediction_writer
 from ..modeling_utils import PredictMixin
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..training.progress import quiet_libraries
 from ..utils import Progress
 from .arguments import load_model, load_split, recorded_columns

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data import load_label_texts
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..training.arguments import PARTS, XMCTrainingArguments
 from ..training.options import options_of
 from ..training.progress import StageProgressCallback, quiet_libraries

@@ -152,10 +152,8 @@ def find_sources(
         inputs (`Sequence`):
             Files, patterns such as `part-*.jsonl`, folders (a dataset with splits, or files in the order of their
             names), ids of datasets on the Hub, or loaded `datasets.Dataset`s.
-        columns ([`CorpusColumns`]):
-            The columns to read.
-        split (`str`, *optional*):
-            Split of folders and datasets that have several.
+        columns ([`CorpusColumns`]): The columns to read.
+        split (`str`, *optional*): Split of folders and datasets that have several.
     """
     sources: list[Source] = []
     for number, item in enumerate(inputs, 1):

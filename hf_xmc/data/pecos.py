@@ -128,8 +128,7 @@ class CsrStream:
     Files in column order (csc) or another of scipy's formats cannot be read in this way and are loaded whole.
 
     Args:
-        path (`str`):
-            File written by `scipy.sparse.save_npz` or by PECOS, compressed or not.
+        path (`str`): File written by `scipy.sparse.save_npz` or by PECOS, compressed or not.
     """
 
     def __init__(self, path: str):

@@ -15,13 +15,12 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from .attentionxml import pair_splits, read_pair
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .excel import read_excel
 from .pecos import names_are_labels, pecos_label_names, pecos_splits, read_pecos
 from .streams import plain_error
-from .xmc_text import has_xmc_header, read_xmc_text
+from .xmc_text import has_xmc_header, pair_splits, read_pair, read_xmc_text
 
 # Extension → loader of `datasets`, in order of preference.
 _LOADERS = {

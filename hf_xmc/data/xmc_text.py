@@ -1,7 +1,13 @@
-"""The text format of the Extreme Classification Repository: a header, then `l1,l2 f:v f:v` for each document."""
+"""
+Text formats of benchmark datasets.
+
+- Extreme Classification Repository: a header, then `l1,l2 f:v f:v` for each document.
+- AttentionXML and LightXML: pairs of files; line i of one is a text, line i of the other its labels.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +19,7 @@ import pyarrow.csv as csv
 from datasets import Dataset, Features, List, Value
 
 from .columns import check_rows
-from .streams import BLOCK_BYTES, cached_dataset, line_blocks, open_bytes
+from .streams import BLOCK_BYTES, cached_dataset, line_blocks, open_bytes, text_lines
 
 FEATURES = Features(
     {"feature_ids": List(Value("int32")), "feature_values": List(Value("float32")), "labels": List(Value("int32"))}
@@ -173,3 +179,64 @@ def _parse_slowly(lines: list[bytes], path: str, first_line: int) -> _Lines:
     except OverflowError as error:
         raise ValueError(f"`{path}`, lines {first_line} to {first_line + len(lines) - 1}: {error}.") from error
     return _Lines(counts[0], numbers[0], counts[1], numbers[1], np.array(values, np.float64))
+
+
+# ---- Pairs of files ----
+
+_PAIR_FEATURES = Features({"text": Value("string"), "labels": List(Value("string"))})
+_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
+# Raw texts are preferred to tokenised ones.
+_TEXTS = ("raw_texts", "texts")
+_PAIRS_AT_ONCE = 10_000
+
+
+def pair_splits(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """The pairs (texts, labels) of a folder by split; empty if it has none."""
+    pairs = {}
+    for split, prefixes in _SPLITS.items():
+        for prefix in prefixes:
+            labels = _existing(folder / f"{prefix}_labels.txt")
+            texts = next((path for name in _TEXTS if (path := _existing(folder / f"{prefix}_{name}.txt"))), None)
+            if labels is not None and texts is not None:
+                pairs[split] = (texts, labels)
+                break
+            if labels is not None or texts is not None:
+                path, missing = (labels, f"{prefix}_texts.txt") if labels else (texts, f"{prefix}_labels.txt")
+                raise FileNotFoundError(f"`{path}` needs a file `{missing}` beside it, which does not exist.")
+    return pairs
+
+
+def _existing(path: Path) -> Path | None:
+    return next((p for p in (path, path.with_name(path.name + ".gz")) if p.is_file()), None)
+
+
+def read_pair(
+    texts: Path, labels: Path, split: str, delimiter: str | None = None, cache_dir: str | None = None
+) -> Dataset:
+    """Loads texts and string labels, which are separated by whitespace by default."""
+    options = {"texts": str(texts), "labels": str(labels), "delimiter": delimiter}
+    return cached_dataset(
+        pair_tables, options, _PAIR_FEATURES, files=[texts, labels], split=split, cache_dir=cache_dir
+    )
+
+
+def pair_tables(texts: str, labels: str, delimiter: str | None) -> Iterator[pa.Table]:
+    """Reads both files in parallel and yields a table for each block of lines."""
+    text_stream, label_stream = text_lines(texts), text_lines(labels)
+    num_rows = 0
+    while True:
+        text_block = list(itertools.islice(text_stream, _PAIRS_AT_ONCE))
+        label_block = list(itertools.islice(label_stream, _PAIRS_AT_ONCE))
+        if len(text_block) != len(label_block):
+            num_texts = num_rows + len(text_block) + sum(1 for _ in text_stream)
+            num_labels = num_rows + len(label_block) + sum(1 for _ in label_stream)
+            raise ValueError(
+                f"`{texts}` has {num_texts} lines, `{labels}` has {num_labels}, but both need one per document."
+            )
+        if not text_block:
+            break
+        num_rows += len(text_block)
+        lists = [[name for label in line.split(delimiter) if (name := label.strip())] for line in label_block]
+        yield pa.table({"text": pa.array(text_block, pa.string()), "labels": pa.array(lists, pa.list_(pa.string()))})
+    if num_rows == 0:
+        raise ValueError(f"`{texts}` is empty.")

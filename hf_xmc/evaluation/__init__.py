@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .metrics import XMCMetrics, propensities
-from .plots import plot_by_frequency
-from .report import format_by_frequency, format_metrics
+from .report import format_by_frequency, format_metrics, plot_by_frequency
 
 if TYPE_CHECKING:
     import evaluate

@@ -76,10 +76,8 @@ class XMCMetrics:
         counts (`np.ndarray`, *optional*):
             Number of training documents of each label, shape `(num_labels,)`. Propensity-scored metrics, tail coverage
             and results by frequency need it.
-        num_documents (`int`, *optional*):
-            Number of training documents; required with `counts`.
-        ks (`Iterable[int]`, *optional*, defaults to `(1, 3, 5, 10)`):
-            Cutoffs of the ranking.
+        num_documents (`int`, *optional*): Number of training documents; required with `counts`.
+        ks (`Iterable[int]`, *optional*, defaults to `(1, 3, 5, 10)`): Cutoffs of the ranking.
         a (`float`, *optional*, defaults to 0.55): Exponent of the propensity model.
         b (`float`, *optional*, defaults to 1.5): Offset of the propensity model.
         tail_max_count (`int`, *optional*, defaults to 5):

@@ -1,9 +1,12 @@
-"""Tables of the results of [`XMCMetrics`]."""
+"""Tables and plots: results of [`XMCMetrics`], and the course of a training."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ..serialization import atomic_write
 
 _BUCKET_METRICS = ("recall", "precision", "coverage", "contribution")
 
@@ -13,12 +16,9 @@ def format_metrics(metrics: Mapping[str, float], *, markdown: bool = False, digi
     Formats metrics as a table in percent, with one row per metric and one column per k.
 
     Args:
-        metrics (`Mapping[str, float]`):
-            Result of [`XMCMetrics.compute`]: fractions by names such as `"P@5"`.
-        markdown (`bool`, *optional*, defaults to `False`):
-            Whether to write a Markdown table instead of aligned text.
-        digits (`int`, *optional*, defaults to 2):
-            Digits after the point.
+        metrics (`Mapping[str, float]`): Result of [`XMCMetrics.compute`]: fractions by names such as `"P@5"`.
+        markdown (`bool`, *optional*, defaults to `False`): Whether to write a Markdown table instead of aligned text.
+        digits (`int`, *optional*, defaults to 2): Digits after the point.
     """
     cells: dict[str, dict[int, float]] = {}
     for key, value in metrics.items():
@@ -41,14 +41,10 @@ def format_by_frequency(
     Formats results by label frequency as a table, with one row per bucket and shares in percent.
 
     Args:
-        rows (`Sequence[Mapping[str, Any]]`):
-            Result of [`XMCMetrics.by_frequency`].
-        k (`int`, *optional*, defaults to 5):
-            Cutoff of the ranking.
-        markdown (`bool`, *optional*, defaults to `False`):
-            Whether to write a Markdown table instead of aligned text.
-        digits (`int`, *optional*, defaults to 2):
-            Digits after the point.
+        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
+        k (`int`, *optional*, defaults to 5): Cutoff of the ranking.
+        markdown (`bool`, *optional*, defaults to `False`): Whether to write a Markdown table instead of aligned text.
+        digits (`int`, *optional*, defaults to 2): Digits after the point.
     """
     check_buckets(rows, k)
     header = [
@@ -114,3 +110,111 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool)
         return "\n".join("  ".join(line).rstrip() for line in lines)
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
+
+
+# ---- Plots ----
+
+# Stages that took a smaller fraction of the time than this are not shown separately.
+_MIN_FRACTION = 0.01
+
+
+def plot_by_frequency(
+    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, k: int = 5, title: str | None = None
+) -> None:
+    """
+    Writes a PNG plot of recall, precision and coverage by label frequency.
+
+    Args:
+        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
+        path (`str` or `os.PathLike`): File to write.
+        k (`int`, *optional*, defaults to 5): Length of the ranking.
+        title (`str`, *optional*): Title of the plot.
+    """
+    check_buckets(rows, k)
+    figure = _make_figure("plot_by_frequency", width=7)
+    axes = figure.subplots()
+    names = [f"{name}@{k}" for name in ("recall", "precision", "coverage")]
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        values = [(j, row[name]) for j, row in enumerate(rows) if row[name] is not None]
+        positions = [j + (i - (len(names) - 1) / 2) * width for j, _ in values]
+        axes.bar(positions, [100 * value for _, value in values], width, label=name)
+    axes.set_xticks(range(len(rows)), [f"{row['bucket']}\n{row['true_labels']:,} labels" for row in rows])
+    axes.set_xlabel("training documents per label, and number of such labels among the true labels")
+    axes.set_ylabel("%")
+    axes.set_xlim(-0.5, len(rows) - 0.5)
+    axes.set_ylim(0, 100)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)  # does not cover any bar
+    if title:
+        axes.set_title(title)
+    _save(figure, path)
+
+
+def plot_training(
+    stages: Mapping[str, float],
+    levels: Sequence[Mapping[str, float]],
+    path: str | os.PathLike,
+    *,
+    seconds: float | None = None,
+) -> None:
+    """
+    Writes a PNG plot of a training: seconds by stage and, if an encoder was fine-tuned, the loss by level.
+
+    Args:
+        stages (`Mapping[str, float]`): Seconds of each stage.
+        levels (`Sequence[Mapping[str, float]]`): Log entries with `level`, `step` and `loss`; may be empty.
+        path (`str` or `os.PathLike`): File to write.
+        seconds (`float`, *optional*): Duration of the whole training; the sum of the stages by default.
+    """
+    if not stages:
+        raise ValueError("`stages` is empty: the record of the training has no stages to plot.")
+    figure = _make_figure("plot_training", width=10 if levels else 7)
+    panels = figure.subplots(1, 2 if levels else 1, squeeze=False)[0]
+    _plot_stages(panels[0], stages, seconds or 0.0)
+    if levels:
+        _plot_levels(panels[1], levels)
+    _save(figure, path)
+
+
+def _make_figure(function: str, width: float) -> Any:
+    try:
+        # Not pyplot, which chooses a backend and keeps every figure in memory.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"`{function}` needs matplotlib, which is not installed: pip install matplotlib.") from error
+    return Figure(figsize=(width, 4), layout="constrained")
+
+
+def _save(figure: Any, path: str | os.PathLike) -> None:
+    with atomic_write(path) as temporary:
+        # Without the version of matplotlib in the file, equal plots are equal files.
+        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+
+
+def _plot_stages(axes: Any, stages: Mapping[str, float], seconds: float) -> None:
+    total = max(seconds, sum(stages.values()))
+    values = {name: value for name, value in stages.items() if value >= _MIN_FRACTION * total}
+    rest = total - sum(values.values())
+    if rest >= _MIN_FRACTION * total:
+        values["other"] = rest
+    names = sorted(values, key=lambda name: values[name])
+    bars = axes.barh(names, [values[name] for name in names])
+    axes.bar_label(bars, fmt=lambda value: f"{value:,.0f} s" if value >= 100 else f"{value:.2g} s", padding=3)
+    axes.margins(x=0.2)
+    axes.set_xlabel("seconds")
+    axes.set_title("Time by stage")
+
+
+def _plot_levels(axes: Any, levels: Sequence[Mapping[str, float]]) -> None:
+    for level in sorted({entry["level"] for entry in levels}):
+        entries = [entry for entry in levels if entry["level"] == level]
+        steps, losses = [entry["step"] for entry in entries], [entry["loss"] for entry in entries]
+        axes.plot(steps, losses, marker="o", markersize=3, label=f"level {level:.0f}")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    axes.set_title("Loss by level of the tree")

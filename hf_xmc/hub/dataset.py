@@ -14,8 +14,7 @@ from huggingface_hub import DatasetCard, DatasetCardData, hf_hub_download
 
 from ..configuration_xmc import TASK
 from ..labels import Labels
-from .card_data import CardOptions
-from .model_card import CARD_FILE
+from .model_card import CARD_FILE, CardOptions
 from .upload import Destination, attempt, create_repo, upload
 
 CARD_TEMPLATE = Path(__file__).with_name("dataset_card_template.md")

@@ -10,8 +10,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
 from ..training.checkpoint import STATE_FILES
-from .card_data import CardOptions
-from .model_card import forget_model, write_model_card
+from .model_card import CardOptions, forget_model, write_model_card
 from .upload import Destination, create_repo, push_checkpoint, push_folder
 
 logger = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from ..serialization import (
     write_json,
 )
 from ..training.record import public_name
-from .card_data import CardOptions
-from .model_card import CARD_FILE, EVAL_RESULTS_FOLDER, write_model_card
+from .model_card import CARD_FILE, EVAL_RESULTS_FOLDER, CardOptions, write_model_card
 
 # Suffixes of the files that a model folder consists of, tokenizers and cards included. No pickles: loading one can
 # run any code.

@@ -18,8 +18,7 @@ from transformers.utils import CONFIG_NAME
 from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
 from ..modeling_utils import PredictMixin, model_files
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import PieceFolder, share_pieces
+from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
 from ..utils import Progress, available_cores, count_threads
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
@@ -36,22 +35,15 @@ class PredictionArguments:
     What predictions depend on, besides the model and the documents.
 
     Args:
-        top_k (`int`, *optional*):
-            Labels per document. Default: the model's.
-        threshold (`float`, *optional*, defaults to 0.0):
-            Labels with a lower score are left out.
-        beam_size (`int`, *optional*):
-            Nodes kept per level; 0 keeps all. Default: the model's.
-        predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        text_column (`str`, *optional*, defaults to `"text"`):
-            Column of the texts.
+        top_k (`int`, *optional*): Labels per document. Default: the model's.
+        threshold (`float`, *optional*, defaults to 0.0): Labels with a lower score are left out.
+        beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
+        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        text_column (`str`, *optional*, defaults to `"text"`): Column of the texts.
         keep_columns (`Sequence[str]`, *optional*):
             Columns of the input to write beside the predictions, such as an id.
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
-        part_size (`int`, *optional*, defaults to 16384):
-            Documents per part. A killed process loses at most one part.
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
+        part_size (`int`, *optional*, defaults to 16384): Documents per part. A killed process loses at most one part.
     """
 
     top_k: int | None = None
@@ -113,17 +105,13 @@ def predict_corpus(
     `accelerate launch`, processes share the parts.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A model loaded by `from_pretrained`.
-        inputs (`Sequence`):
-            Files, patterns, folders, Hub ids or datasets, see [`find_sources`].
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A model loaded by `from_pretrained`.
+        inputs (`Sequence`): Files, patterns, folders, Hub ids or datasets, see [`find_sources`].
         output (`str` or `os.PathLike`):
             A folder (a name without extension), which gets one file per part; or a file, into which the parts are
             joined at the end. Until then they are in the folder `OUTPUT.parts`.
-        arguments ([`PredictionArguments`], *optional*):
-            What the predictions depend on.
-        split (`str`, *optional*):
-            Split of folders and datasets that have several.
+        arguments ([`PredictionArguments`], *optional*): What the predictions depend on.
+        split (`str`, *optional*): Split of folders and datasets that have several.
         format (`str`, *optional*):
             `"jsonl"` or `"parquet"`. Default: the extension of the file; JSON lines in a folder.
         overwrite (`bool`, *optional*, defaults to `False`):

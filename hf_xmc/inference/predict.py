@@ -15,7 +15,7 @@ from ..evaluation.metrics import XMCMetrics
 from ..features import Features
 from ..modeling_utils import PREDICT_CHUNK, PredictMixin
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 
 BATCH_SIZE = 32
 """Texts that pass through an encoder together, by default."""
@@ -52,14 +52,10 @@ def document_features(
     Features of documents as the model was trained on them.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
-        documents (`datasets.Dataset` or `Mapping[str, Sequence]`):
-            Documents in the columns of [`prepare_dataset`].
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
+        documents (`datasets.Dataset` or `Mapping[str, Sequence]`): Documents in the columns of [`prepare_dataset`].
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
     """
     features = [_member_features(member, documents, batch_size, num_threads) for member in members_of(model)]
     return MemberFeatures(features) if isinstance(model, XMCEnsemble) else features[0]
@@ -94,14 +90,10 @@ def map_batches(
     Applies a function to the features of one chunk of documents after another.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model, which computes the features.
-        dataset (`datasets.Dataset`):
-            Documents in the columns of [`prepare_dataset`].
-        function (`Callable[[Features], Mapping[str, np.ndarray]]`):
-            Computes arrays from the features of a chunk.
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model, which computes the features.
+        dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
+        function (`Callable[[Features], Mapping[str, np.ndarray]]`): Computes arrays from the features of a chunk.
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         runtime ([`Runtime`], *optional*):
             Threads, progress callback, and the cache that shares chunks among processes.
     """
@@ -134,18 +126,12 @@ def predict_batches(
     Yields scores and label ids, `(documents, top_k)` each, of one chunk of documents after another.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
-        dataset (`datasets.Dataset`):
-            Documents in the columns of [`prepare_dataset`].
-        top_k (`int`, *optional*):
-            Labels per document. Default: the model's.
-        beam_size (`int`, *optional*):
-            Nodes kept per level; 0 keeps all. Default: the model's.
-        predict_with (`str`, *optional*):
-            `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        batch_size (`int`, *optional*, defaults to 32):
-            Texts that pass through an encoder together.
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
+        dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
+        top_k (`int`, *optional*): Labels per document. Default: the model's.
+        beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
+        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         runtime ([`Runtime`], *optional*):
             Threads, progress callback, and the cache that shares chunks among processes.
     """
@@ -171,12 +157,9 @@ def evaluate_model(
     Predicts a dataset and compares with its labels. Labels that are not in the training data count as missed.
 
     Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]):
-            A trained model.
-        dataset (`datasets.Dataset`):
-            Documents with labels, in the columns of [`prepare_dataset`].
-        ks (`Iterable[int]`, *optional*):
-            Cutoffs of the ranking. Default: those of [`XMCMetrics`].
+        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
+        dataset (`datasets.Dataset`): Documents with labels, in the columns of [`prepare_dataset`].
+        ks (`Iterable[int]`, *optional*): Cutoffs of the ranking. Default: those of [`XMCMetrics`].
         beam_size, predict_with, batch_size, runtime:
             See [`predict_batches`]. Every process gets the same result.
     """

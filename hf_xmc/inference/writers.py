@@ -45,12 +45,8 @@ def prediction_writer(path: str | os.PathLike, schema: pa.Schema | None) -> Iter
     """
     Opens a file of predictions, which appears under its name when it is complete and on disk.
 
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        schema (`pyarrow.Schema`, *optional*): The [`parquet_schema`] of a parquet file; JSON lines without one.
-
-    Yields:
-        `Callable`: a function that writes the columns to keep and the (label, score) pairs of some documents.
+    Yields a function that writes the columns to keep and the (label, score) pairs of some documents. A parquet file
+    needs its [`parquet_schema`]; without one, the file contains JSON lines.
     """
     with _new_file(path) as file:
         writer = _LineWriter(file) if schema is None else _TableWriter(file, schema)

@@ -27,8 +27,7 @@ class ProcessGroup:
     Barriers and collectives of Python objects use a gloo group, so that they work beside NCCL as well.
 
     Args:
-        state ([`~accelerate.PartialState`], *optional*):
-            Processes started together. See [`~ProcessGroup.current`].
+        state ([`~accelerate.PartialState`], *optional*): Processes started together. See [`~ProcessGroup.current`].
     """
 
     def __init__(self, state: Any = None) -> None:

@@ -11,12 +11,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..serialization import load_tensors, new_folder, read_json, save_tensors, write_json
+from ..utils import Progress
 from .process_group import ProcessGroup
 
 try:
@@ -124,10 +126,8 @@ class PieceFolder:
         """
         Takes the lock, or changes its kind. The system releases it when the process ends, even if it is killed.
 
-        Args:
-            shared (`bool`, *optional*, defaults to `False`):
-                Whether other processes of the same job may hold it too. A new job cannot start while one of them is
-                alive, because that process could still write pieces of the old job.
+        Other processes of the same job may hold a `shared` lock too. A new job cannot start while one of them lives,
+        because that process could still write pieces of the old job.
         """
         path = self._state / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,18 +159,7 @@ def _flock(file: int, shared: bool) -> bool:
 def share_pieces(
     processes: ProcessGroup, folder: PieceFolder, count: int, write: Callable[[Sequence[int]], None]
 ) -> int:
-    """
-    Writes the missing pieces of a folder, each in one of the processes. Collective: every process must call it.
-
-    Args:
-        processes ([`ProcessGroup`]): The processes.
-        folder ([`PieceFolder`]): The folder, on a file system that all processes share.
-        count (`int`): Number of pieces.
-        write (`Callable[[Sequence[int]], None]`): Writes the pieces with the given indices.
-
-    Returns:
-        `int`: the number of pieces that were missing.
-    """
+    """Writes the missing pieces of a folder, each in one process, and returns how many they were. Collective."""
     missing: list[int] = processes.from_main(lambda: folder.missing(count))
     write(processes.own(missing))
     processes.wait()
@@ -216,15 +205,7 @@ class StageCache:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def once(self, name: str, make: Callable[[], T], save: Callable[[T, str], Any], load: Callable[[str], T]) -> T:
-        """
-        Computes something in the main process; the others load what it has saved. Collective.
-
-        Args:
-            name (`str`): Name of the stage.
-            make (`Callable[[], T]`): Computes the result.
-            save (`Callable[[T, str], Any]`): Saves the result to a folder.
-            load (`Callable[[str], T]`): Loads the result from a folder, preferably by memory map.
-        """
+        """Computes a result in the main process and saves it to a folder, which the others load. Collective."""
         if not self.is_shared:
             return make()
         folder = self.folder / name
@@ -279,11 +260,7 @@ class StageCache:
         """
         Computes arrays of `count` rows, piece by piece. Several processes map the same files. Collective.
 
-        Args:
-            name (`str`): Name of the stage.
-            count (`int`): Number of rows.
-            make (`Callable[[int, int], Arrays]`): Computes the rows from the first index up to the second.
-            key (`Callable[[], str]`, *optional*): See [`~StageCache.pieces`].
+        `make` computes the rows from the first index up to the second; for `key` see [`~StageCache.pieces`].
         """
         size = min(MAX_ROWS, max(_MIN_ROWS, -(-count // _PIECES)))
         starts = range(0, max(count, 1), size)
@@ -306,11 +283,7 @@ class StageCache:
         return merged
 
     def _share(
-        self,
-        name: str,
-        count: int,
-        make: Callable[[Sequence[int]], Iterator[Arrays]],
-        key: Callable[[], str] | None,
+        self, name: str, count: int, make: Callable[[Sequence[int]], Iterator[Arrays]], key: Callable[[], str] | None
     ) -> PieceFolder:
         """Returns the folder of a stage when it contains all pieces."""
         folder = self._open(name, key)
@@ -390,3 +363,21 @@ def _wait_for(path: Path, seconds: float) -> None:
                 "not share this file system. Finished work is kept: start again."
             )
         time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """
+    Resources of a computation. They change its speed, never its result.
+
+    Args:
+        num_threads (`int`, *optional*): Threads to use; all available cores by default.
+        progress (`Callable[[str, int, int], None]`, *optional*): Called with (stage, done, total).
+        cache ([`StageCache`], *optional*):
+            Shares pieces of work among processes and keeps finished ones on disk. By default this process does
+            everything and keeps nothing.
+    """
+
+    num_threads: int | None = None
+    progress: Progress | None = None
+    cache: StageCache = NO_CACHE

@@ -15,7 +15,7 @@ from ..label_tree import LabelTree
 from ..linear_ranker import Beam
 from ..modeling_heads import AdaptiveHead, BottleneckHead, Head, LevelHead
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..simd import LANES
 from .level_data import LevelData
 from .options import LevelArguments, RankerArguments, per_level
@@ -48,23 +48,7 @@ def make_level_data(
     vectors: np.ndarray | None,
     runtime: Runtime = Runtime(),
 ) -> LevelData:
-    """
-    Computes the shortlists of a level with the heads above it.
-
-    Args:
-        model ([`XMCForTextClassification`]):
-            The model; the heads above the level are trained.
-        counts (`list[csr_matrix]`):
-            Result of [`LabelTree.targets`].
-        index (`int`):
-            Index of the level among the trained levels.
-        arguments ([`LevelArguments`]):
-            Options.
-        vectors (`np.ndarray`, *optional*):
-            Document vectors, if [`needs_vectors`].
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
-    """
+    """Computes the shortlist of the `index`-th trained level with the heads above it."""
     tree, levels = model.label_tree, model.config.head_levels
     assert tree is not None and levels is not None
     above = levels[index - 1] if index else 0
@@ -182,20 +166,6 @@ def bootstrap_head(
 
     A projection is initialised with the principal components of the vectors, and the rows behind it with the solution
     on these components.
-
-    Args:
-        head ([`LevelHead`] or [`AdaptiveHead`]):
-            The head; it is overwritten.
-        data ([`LevelData`]):
-            Targets, shortlists and weights of the level.
-        vectors (`np.ndarray`):
-            Document vectors.
-        arguments ([`LevelArguments`]):
-            Options.
-        seed (`int`, *optional*, defaults to 0):
-            Seed of the order in which documents are visited.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
     """
     for part, part_data in _parts(head, data):
         is_short = isinstance(part, BottleneckHead)
@@ -274,17 +244,7 @@ def _solve(
 
 
 def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
-    """
-    Sets the weights of a head to 0 and its biases to the logits of the nodes' frequencies.
-
-    Args:
-        head ([`LevelHead`] or [`AdaptiveHead`]):
-            The head. Projections are left unchanged.
-        data ([`LevelData`]):
-            Targets and shortlists of the level.
-        loss (`str`):
-            Loss of the heads.
-    """
+    """Sets the weights of a head, not its projections, to 0 and its biases to the logits of the frequencies."""
     for part, part_data in _parts(head, data):
         bias = _frequency_bias(part_data, loss)
         with torch.no_grad():

@@ -176,13 +176,7 @@ def last_checkpoint(folder: str | os.PathLike) -> str | None:
 
 
 def find_checkpoint(args: XMCTrainingArguments, resume: str | bool | None) -> str | None:
-    """
-    Returns the checkpoint to resume from, if there is one.
-
-    Args:
-        args ([`XMCTrainingArguments`]): Options.
-        resume (`str` or `bool`, *optional*): A checkpoint, or `True` for the last complete one in `args.output_dir`.
-    """
+    """Returns the checkpoint to resume from: `resume`, or with `True` the last complete one, if any."""
     if not resume:
         return None
     if resume is True:

@@ -12,7 +12,7 @@ import numpy as np
 from ..features import Features
 from ..label_tree import LabelTree
 from ..linear_ranker import sparse_part
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..utils import Progress, count_threads
 from .kernels_cluster import bisect, nearest_centre
 from .options import TreeArguments
@@ -21,21 +21,15 @@ from .options import TreeArguments
 _MAX_TOP_NODES = 64
 
 
-def build_tree(
-    label_features: Features,
-    arguments: TreeArguments,
-    runtime: Runtime = Runtime(),
-) -> LabelTree:
+def build_tree(label_features: Features, arguments: TreeArguments, runtime: Runtime = Runtime()) -> LabelTree:
     """
     Builds the label tree.
 
     Args:
         label_features (`Features`):
             One row per label. Zero rows (labels without documents or text) are spread over the tree.
-        arguments (`TreeArguments`):
-            Options.
-        runtime ([`Runtime`], *optional*):
-            Threads and progress. The tree does not depend on it.
+        arguments (`TreeArguments`): Options.
+        runtime ([`Runtime`], *optional*): Threads and progress. The tree does not depend on it.
     """
     num_labels = len(label_features)
     if num_labels == 0:
@@ -58,10 +52,8 @@ def frequency_tree(counts: np.ndarray, shares: Sequence[float], shares_of: str =
     labels, most frequent first. Empty tails are left out, and a single label does not form a tail.
 
     Args:
-        counts (`np.ndarray`):
-            Training documents of each label.
-        shares (`Sequence[float]`):
-            Shares of the head cluster and of each tail cluster.
+        counts (`np.ndarray`): Training documents of each label.
+        shares (`Sequence[float]`): Shares of the head cluster and of each tail cluster.
         shares_of (`str`, *optional*, defaults to `"mass"`):
             What is divided: `"mass"`, the sum of `counts`, or `"count"`, the number of labels.
     """

@@ -11,11 +11,11 @@ from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from .arguments import XMCTrainingArguments
 from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
-from .fsdp import ShardedEncoder
+from .large_encoders import ShardedEncoder
 
 
 @dataclass

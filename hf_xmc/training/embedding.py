@@ -14,8 +14,7 @@ from datasets import Features as Columns
 from datasets import List as ListColumn
 
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import digest
+from ..parallel.stage_cache import Runtime, digest
 from ..serialization import load_tensors, save_tensors
 
 _BATCH_SIZE = 1024
@@ -25,15 +24,7 @@ def tokenize_dataset(model: XMCForTextClassification, dataset: Dataset) -> Datas
     """
     Tokenises the texts of a dataset. The cache of `datasets` keeps the result for later runs.
 
-    Args:
-        model ([`XMCForTextClassification`]):
-            Model with an encoder.
-        dataset (`datasets.Dataset`):
-            Documents with a column `text`.
-
-    Returns:
-        `datasets.Dataset`: `token_ids` (windows of each document), `length` (tokens of the first window) and
-        `document` (row number).
+    The columns are `token_ids` (windows of each document), `length` (tokens of the first window) and `document` (row).
     """
     if "text" not in dataset.column_names:
         raise ValueError(f"An encoder reads texts, but the dataset has only {', '.join(dataset.column_names)}.")
@@ -65,21 +56,10 @@ def embed_dataset(
     tokens_key: Callable[[], str] | None = None,
 ) -> np.ndarray:
     """
-    Computes the encoder's vectors of tokenised documents.
+    Computes the encoder's vectors of tokenised documents, `batch_size` windows at a time.
 
-    Args:
-        model ([`XMCForTextClassification`]):
-            Model with an encoder.
-        tokens (`datasets.Dataset`):
-            Result of [`tokenize_dataset`].
-        batch_size (`int`):
-            Windows in a batch of the encoder.
-        cache_folder (`str`, *optional*):
-            Folder that keeps vectors by content of documents and encoder.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
-        tokens_key (`Callable[[], str]`, *optional*):
-            Returns the result of [`tokens_digest`], if it is known.
+    A `cache_folder` keeps them by the content of documents and encoder; `tokens_key` returns the known
+    [`tokens_digest`].
     """
 
     def key() -> str:

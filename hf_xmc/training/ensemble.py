@@ -15,7 +15,7 @@ from ..ensemble_xmc import MemberFeatures, XMCEnsemble, combine_members
 from ..evaluation.metrics import XMCMetrics
 from ..inference.predict import BATCH_SIZE, map_batches
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 
 _METRIC = "nDCG@5"
 _ROUNDS = 20

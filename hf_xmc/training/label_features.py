@@ -28,28 +28,14 @@ _LABELS_PER_TASK = 256
 
 
 def describe_labels(
-    model: XMCForTextClassification,
-    features: Features,
-    targets: csr_matrix,
-    kind: str,
-    num_threads: int | None = None,
+    model: XMCForTextClassification, features: Features, targets: csr_matrix, kind: str, num_threads: int | None = None
 ) -> Features:
     """
     Computes one vector per label for the tree.
 
-    Args:
-        model ([`XMCForTextClassification`]):
-            Model with labels; its TF-IDF or encoder reads their texts.
-        features (`Features`):
-            Documents; with `kind="embedding"` their dense part holds the encoder's vectors.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        kind (`str`):
-            `"pifa"`: sum of the label's documents; `"text"`: TF-IDF of the label text; `"both"`: concatenation of the
-            two; `"embedding"`: PIFA of the encoder's document vectors; `"text-embedding"`: the encoder's vector of the
-            label text.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+    Kinds: `"pifa"`, sum of the label's documents; `"text"`, TF-IDF of the label text; `"both"`, concatenation of the
+    two; `"embedding"`, PIFA of the encoder's vectors, the dense part of `features`; `"text-embedding"`, the encoder's
+    vector of the label text.
     """
     if kind == "text-embedding":
         return _text_embeddings(model, kind)
@@ -70,21 +56,10 @@ def label_documents(
     model: XMCForTextClassification, weight: float, num_threads: int | None = None
 ) -> tuple[Features, csr_matrix]:
     """
-    Returns the label texts as training documents of the ranker.
+    Returns the label texts as training documents of the ranker, scaled to the norm `weight`, and their labels.
 
-    Rare labels have few documents, and their texts consist of words that such documents use.
-
-    Args:
-        model ([`XMCForTextClassification`]):
-            Model with label texts, TF-IDF and, for methods with an encoder, the trained encoder.
-        weight (`float`):
-            Norm of the vectors; documents have norm 1.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
-
-    Returns:
-        `tuple[Features, csr_matrix]`: features of the texts, a row for each label with a text, and the
-        `(rows, labels)` indicator of their labels.
+    Rare labels have few documents, and their texts consist of words that such documents use. There is a row for each
+    label with a text.
     """
     texts = check_label_texts(model, "label_text_weight", weight)
     assert model.tfidf is not None
@@ -126,14 +101,10 @@ def pifa(
     Positive instance feature aggregation (XR-Transformer, eq. 4): the normalised sum of the documents of each label.
 
     Args:
-        features (`Features`):
-            Documents.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        max_sparse (`int`, *optional*):
-            Largest entries kept of each label's sparse vector; all by default.
-        num_threads (`int`, *optional*):
-            Threads to use; all cores by default.
+        features (`Features`): Documents.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        max_sparse (`int`, *optional*): Largest entries kept of each label's sparse vector; all by default.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
 
     Returns:
         `Features`: one row per label, a zero row for a label without documents.

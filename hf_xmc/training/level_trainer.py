@@ -27,7 +27,7 @@ from .checkpoint import (
     save_random_state,
     seal_checkpoint,
 )
-from .fsdp import ShardedEncoder, choose_modules, gathered, spread
+from .large_encoders import ShardedEncoder, choose_modules, gathered, spread
 from .levels import LevelBatches, Levels
 from .optimizer import RowAdamW
 from .progress import StageProgressCallback

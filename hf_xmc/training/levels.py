@@ -19,12 +19,12 @@ from ..modeling_heads import tail_sizes
 from ..modeling_utils import XMCOutput
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import padding_id
-from .averaging import WeightAverage
 from .bootstrap import bootstrap_head, level_data, make_level_data, needs_vectors, start_from_frequency, starting_data
 from .checkpoint import load_level_state, save_level_state
 from .context import RunContext
+from .large_encoders import Adapters
 from .level_data import LevelCollator, LevelData, pass_batches
-from .lora import Adapters
+from .optimizer import WeightAverage
 from .schedule import Schedule
 
 

@@ -22,8 +22,7 @@ from ..linear_ranker import (
     number_blocks,
     sparse_part,
 )
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import digest
+from ..parallel.stage_cache import Runtime, digest
 from ..simd import HEADER, LANES
 from ..utils import count_threads
 from .options import RankerArguments
@@ -53,18 +52,12 @@ def train_ranker(
     Trains one linear classifier per node of the tree, or of its levels below `initial_beam`.
 
     Args:
-        features (`Features`):
-            Training documents.
-        targets (`csr_matrix`):
-            `(documents, labels)` indicator of the true labels.
-        tree (`LabelTree`):
-            The label tree.
-        arguments (`RankerArguments`):
-            Options.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache. The result does not depend on it.
-        initial_beam ([`Beam`], *optional*):
-            Nodes that another matcher predicts for the training documents.
+        features (`Features`): Training documents.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        tree (`LabelTree`): The label tree.
+        arguments (`RankerArguments`): Options.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache. The result does not depend on it.
+        initial_beam ([`Beam`], *optional*): Nodes that another matcher predicts for the training documents.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
@@ -131,20 +124,13 @@ def train_classifiers(
     Trains the classifiers of one level on dense features.
 
     Args:
-        features ([`Features`]):
-            Training documents; a dense part only.
-        targets (`csr_matrix`):
-            `(documents, nodes)` true nodes with the number of true labels below each.
-        offsets (`np.ndarray`):
-            First child of each parent node, and the number of nodes.
-        shortlist ([`Shortlist`]):
-            Documents that train the children of each parent node.
-        arguments ([`RankerArguments`]):
-            Options.
-        stage (`str`):
-            Name of the stage for progress and cache.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        features ([`Features`]): Training documents; a dense part only.
+        targets (`csr_matrix`): `(documents, nodes)` true nodes with the number of true labels below each.
+        offsets (`np.ndarray`): First child of each parent node, and the number of nodes.
+        shortlist ([`Shortlist`]): Documents that train the children of each parent node.
+        arguments ([`RankerArguments`]): Options.
+        stage (`str`): Name of the stage for progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
 
     Returns:
         `tuple[np.ndarray, np.ndarray]`: the blocks as (parent, first child, number of children) and their weights with
@@ -198,33 +184,7 @@ class _Problem:
         """Trains the blocks of one level and appends them to `weights` if given."""
         before = np.cumsum(np.append(0, np.diff(shortlist.indptr)[blocks[:-1, 0]]))
         tasks = np.split(blocks, np.flatnonzero(np.diff(before // DOCUMENTS_PER_TASK)) + 1)
-        for arrays in self._share_tasks(targets, shortlist, tasks, stage):
-            if weights is not None:
-                weights.append(*arrays)
-
-    def _train_tasks(
-        self,
-        targets: csr_matrix,
-        shortlist: Shortlist,
-        tasks: list[np.ndarray],
-        stage: str,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        done, total = 0, sum(map(len, tasks))
-        with ThreadPoolExecutor(self.num_threads) as pool:
-            for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
-                done += len(trained[0])
-                if self.runtime.progress is not None:
-                    self.runtime.progress(stage, done, total)
-                yield trained
-
-    def _share_tasks(
-        self,
-        targets: csr_matrix,
-        shortlist: Shortlist,
-        tasks: list[np.ndarray],
-        stage: str,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the trained tasks, in pieces that any process may train."""
+        # Pieces that any process may train.
         pieces = [part.tolist() for part in np.array_split(np.arange(len(tasks)), min(len(tasks), MAX_PIECES))]
 
         def train(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
@@ -241,7 +201,19 @@ class _Problem:
             )  # fmt: skip
 
         for arrays in self.runtime.cache.pieces(stage.replace("/", " of "), len(pieces), train, key):
-            yield tuple(arrays[name] for name in _PARTS)
+            if weights is not None:
+                weights.append(*(arrays[name] for name in _PARTS))
+
+    def _train_tasks(
+        self, targets: csr_matrix, shortlist: Shortlist, tasks: list[np.ndarray], stage: str
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        done, total = 0, sum(map(len, tasks))
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
+                done += len(trained[0])
+                if self.runtime.progress is not None:
+                    self.runtime.progress(stage, done, total)
+                yield trained
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         arguments = self.arguments

@@ -51,6 +51,7 @@ class TrainingRecord:
         versions (`dict[str, str]`, *optional*): Versions of Python and packages.
         latency (`dict[str, Any]`, *optional*): Milliseconds per document (`median_ms`) and how many were timed.
         examples (`list[str]`, *optional*): A few texts to try the model on.
+        files (`dict[str, str]`, *optional*): sha256 checksums of the files of the model.
         evaluations (`list[dict]`, *optional*):
             Results: `dataset`, `split`, `documents`, `seconds`, `metrics` and `by_frequency` each.
     """
@@ -67,6 +68,7 @@ class TrainingRecord:
     versions: dict[str, str] = field(default_factory=dict)
     latency: dict[str, Any] | None = None
     examples: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def add_evaluation(self, evaluation: dict[str, Any]) -> None:

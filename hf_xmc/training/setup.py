@@ -20,7 +20,7 @@ from ..modeling_xmc import XMCForTextClassification
 from ..remote_code import CLASSES
 from ..serialization import TRAINING_ARGS_FILE, read_json
 from .arguments import XMCTrainingArguments
-from .fsdp import check_encoder, set_up_plugin
+from .large_encoders import check_encoder, set_up_plugin
 from .presets import ENCODER_METHODS
 from .record import TrainingRecord
 

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..linear_ranker import Beam, LinearRanker, first_node
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..simd import compiled
 
 NEGATIVES = ("tfn", "man", "both")
@@ -57,12 +57,10 @@ def level_shortlist(
         negatives (`str`):
             `"tfn"`: documents with a true label under the node; `"man"`: documents whose beam reaches the node, which
             leaves out positives the levels above miss; `"both"`: their union.
-        ranker (`LinearRanker`, *optional*):
-            The levels trained so far, for `"man"`.
+        ranker (`LinearRanker`, *optional*): The levels trained so far, for `"man"`.
         initial_beam ([`Beam`], *optional*):
             Where the beams start, if not at the root. Those of the level above are used directly.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress and cache.
+        runtime ([`Runtime`], *optional*): Threads, progress and cache.
     """
     if true_nodes is None:
         return Shortlist(np.array([0, len(features)]), np.arange(len(features)))

@@ -27,7 +27,7 @@ from ..labels import Labels
 from ..linear_ranker import Beam, LinearRanker
 from ..modeling_utils import mix_scores
 from ..modeling_xmc import XMCForTextClassification
-from ..parallel.runtime import Runtime
+from ..parallel.stage_cache import Runtime
 from ..serialization import load_tensors, save_tensors
 from ..tfidf import TfidfFeaturizer
 from ..utils import Progress

@@ -29,10 +29,10 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metr
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
 from ..inference.predict import evaluate_model, predict_batches
+from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
-from ..parallel.runtime import Runtime
-from ..parallel.stage_cache import CACHE_FOLDER, StageCache
+from ..parallel.stage_cache import CACHE_FOLDER, Runtime, StageCache
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
@@ -271,6 +271,7 @@ class XMCTrainer(LevelTrainer):
         self.log(dict(metrics))
         if self.cache.processes.is_main:
             self.recorder.record.data = documents_digest(dataset)
+            self.recorder.record.files = file_digests(str(self.args.output_dir))
         self.recorder.finish(self.model, self.args.widget_examples)
         self.publisher.update_model_card()
         self.cache.finish()

@@ -1,23 +1,27 @@
-"""Training with an encoder whose weights, gradients and moments are spread over processes (FSDP)."""
+"""Large encoders: weights, gradients and moments sharded over processes (FSDP2), and low-rank adapters (LoRA)."""
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
+from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 
 from ..modeling_xmc import XMCForTextClassification
+from ..serialization import atomic_write
+from .options import require_peft
 
 
 def set_up_plugin(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Has FSDP save whole models. Raises where it is asked for what stages that need whole encoders cannot use."""
+    """Makes FSDP save whole models. Raises for settings that the stages that need a whole encoder do not support."""
     wrong = {
         "fsdp_version": plugin.fsdp_version != 2 and "2",
         "fsdp_cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading and "false",
@@ -32,7 +36,7 @@ def set_up_plugin(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 def check_encoder(encoder: Any) -> None:
-    """Raises where FSDP could not spread an encoder."""
+    """Raises if FSDP cannot shard an encoder."""
     weight = encoder.get_input_embeddings().weight
     owners = [name for name, module in encoder.named_modules() if getattr(module, "weight", None) is weight]
     if len(owners) > 1:
@@ -43,19 +47,19 @@ def check_encoder(encoder: Any) -> None:
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whole, where it is spread over processes: all of them must ask for it."""
+    """The whole of a tensor that may be sharded. Collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def spread(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor that every process has, spread over them as another one is."""
+    """Shards a tensor that every process has in the same way as another one."""
     if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def choose_modules(plugin: FullyShardedDataParallelPlugin, model: XMCForTextClassification) -> None:
-    """Has FSDP spread each layer of the encoder by itself and leave heads alone, whose gradients hold few rows."""
+    """Makes FSDP shard each layer of the encoder, but not the heads, whose gradients have few rows."""
     assert model.encoder is not None
     plugin.ignored_modules = [model.heads, nn.ParameterList([model.anchor])]
     if plugin.transformer_cls_names_to_wrap is None:
@@ -71,15 +75,10 @@ def choose_modules(plugin: FullyShardedDataParallelPlugin, model: XMCForTextClas
 
 class RowParts:
     """
-    Parts of the rows of a large head, one for each process, as FSDP makes them of an encoder's weights.
+    Shards the optimizer state of a large head by rows, as FSDP shards the weights of an encoder.
 
-    Every process has the whole head, for a step may touch any row; but only one keeps what the optimiser knows of it.
-
-    Args:
-        like (`DTensor`):
-            A weight that is spread over the same processes.
-        num_rows (`int`):
-            Rows of the head.
+    Every process has the whole head, because a step may touch any row, but only the state of its own rows. `like` is a
+    weight that is sharded over the same processes.
     """
 
     def __init__(self, like: DTensor, num_rows: int) -> None:
@@ -91,11 +90,11 @@ class RowParts:
         self._group = self._mesh.get_group(dimension)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
-        """Zeros for all rows, of which this process has its own."""
+        """Zeros for all rows, sharded."""
         return zeros(*shape, dtype=dtype, device_mesh=self._mesh, placements=self._placements)
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of this process, as a view."""
+        """A view of the rows of this process."""
         assert isinstance(tensor, DTensor)
         return tensor.to_local()
 
@@ -115,14 +114,13 @@ class RowParts:
 
 class ShardedEncoder:
     """
-    Makes whole encoders of the one of a model that FSDP spreads over processes.
+    Makes whole encoders from the encoder of a model that FSDP shards.
 
-    Stages without steps give each process other documents, and heads are solved and searched anywhere: FSDP takes
-    neither. So it leaves heads alone, and such stages work with a whole encoder.
+    Stages without steps give each process other documents, and heads are solved and searched at any time. FSDP
+    supports neither, so it does not shard the heads, and these stages work with a whole encoder.
 
     Args:
-        model ([`XMCForTextClassification`]):
-            The model before anything is spread.
+        model ([`XMCForTextClassification`]): The model before it is sharded.
     """
 
     def __init__(self, model: XMCForTextClassification) -> None:
@@ -144,7 +142,7 @@ class ShardedEncoder:
 
     @contextmanager
     def whole(self, model: XMCForTextClassification) -> Iterator[None]:
-        """Gives the model a whole encoder for a while."""
+        """Gives the model a whole encoder for a block of code."""
         own, training = model.encoder, model.training
         model.encoder = self._gather(model).train(training)
         try:
@@ -153,7 +151,7 @@ class ShardedEncoder:
             model.encoder = own
 
     def whole_model(self, model: XMCForTextClassification) -> XMCForTextClassification:
-        """The model as an ordinary one, which FSDP has nothing to do with."""
+        """The model without any trace of FSDP."""
         with torch.device("meta"):
             whole = XMCForTextClassification(
                 model.config, model.labels, model.label_tree, model.tfidf, model.ranker, model.tokenizer
@@ -161,3 +159,62 @@ class ShardedEncoder:
         whole.encoder, whole.heads, whole.anchor = self._gather(model), model.heads, model.anchor
         whole.autocast_dtype = model.autocast_dtype
         return whole.train(model.training)
+
+
+# Beside the model in a checkpoint, which holds the encoder as it came.
+ADAPTERS_FILE = "adapters.safetensors"
+
+
+class Adapters:
+    """
+    LoRA adapters on every linear layer of a model's encoder, whose own weights do not change.
+
+    Args:
+        model ([`XMCForTextClassification`]): The model; its encoder is changed in place.
+        rank (`int`): Rank of the adapters.
+        alpha (`float`, *optional*): Scale: their weight is `alpha / rank`. Twice the rank by default.
+        seed (`int`, *optional*, defaults to 0): Seed of the initial weights.
+    """
+
+    def __init__(self, model: XMCForTextClassification, rank: int, alpha: float | None = None, seed: int = 0) -> None:
+        require_peft()
+        from peft import LoraConfig, LoraModel
+
+        alpha = 2 * rank if alpha is None else alpha
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")  # type: ignore[arg-type]
+        self._model = model
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self._tuner = LoraModel(model.encoder, config, "default")
+
+    def plain_weights(self) -> dict[str, torch.Tensor]:
+        """All weights of the model under their names without adapters, except those of the adapters."""
+        return {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in self._model.state_dict().items()
+            if ".lora_" not in name
+        }
+
+    def save(self, folder: str) -> None:
+        """Writes what is trained, adapters and heads, into a checkpoint."""
+        trained = {name: own.detach().cpu().contiguous() for name, own in self._trained().items()}
+        with atomic_write(os.path.join(folder, ADAPTERS_FILE)) as temporary:
+            save_file(trained, temporary)
+
+    @torch.no_grad()
+    def load(self, folder: str) -> None:
+        """Reads what [`~Adapters.save`] wrote."""
+        tensors = load_file(os.path.join(folder, ADAPTERS_FILE))
+        for name, own in self._trained().items():
+            own.copy_(tensors[name])
+
+    def merge(self) -> None:
+        """Adds the adapters to the weights of the encoder, which can then be trained as a whole."""
+        encoder = self._tuner.merge_and_unload()
+        # A note that peft leaves behind.
+        vars(encoder).pop("peft_config", None)
+        encoder.requires_grad_(True)
+        self._model.encoder = encoder
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return {name: own for name, own in self._model.named_parameters() if own.requires_grad}
