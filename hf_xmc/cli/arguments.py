@@ -21,7 +21,7 @@ from ..data.readers import join_splits, split_names
 from ..modeling_utils import PredictMixin
 from ..serialization import resolve_file
 from ..training.options import explain_old_name
-from ..training.progress import LOGS
+from ..training.progress import LOGS, quiet_libraries
 from ..training.record import TrainingRecord
 from .parsers import closest, parse_mapping
 
@@ -100,15 +100,9 @@ class DataArguments:
 
 
 def data_options(args: Any, model: str | None = None) -> dict[str, Any]:
-    """The options of [`load_split`] among arguments; by default the columns are those that a model was trained on."""
+    """The options of [`load_split`] among arguments, and the columns that a model was trained on."""
     options = {name: getattr(args, name) for name in ("column_mapping", "label_delimiter", *TABLE_OPTIONS)}
-    if model is not None and not any(options.values()):
-        known = recorded_columns(model)
-        names = {"text_column": "text", "label_column": "labels", "label_delimiter": "delimiter"}
-        options.update({option: known.get(name) for option, name in names.items()})
-        if known.get("format") == "one each":
-            options["label_delimiter"] = ""
-    return options
+    return {**options, "known": None if model is None else recorded_columns(model)}
 
 
 def recorded_columns(model: str) -> dict[str, Any]:
@@ -121,7 +115,7 @@ def load_split(
     split: str | None,
     column_mapping: dict[str, str] | None = None,
     label_delimiter: str | None = None,
-    **options: str | None,
+    **options: Any,
 ) -> Dataset:
     """
     Loads one split of a dataset with labels; `sample` is the bundled one.
@@ -152,8 +146,11 @@ def _only_split(path: str, splits: Mapping[str, Dataset]) -> Dataset:
 
 def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> Any:
     """Loads a trained model or ensemble from a folder or the Hub, in the given precision."""
+    if not os.path.isdir(name_or_path) and name_or_path.count("/") != 1:
+        raise FileNotFoundError(f"There is no model in `{name_or_path}`. Give its folder, or its Hub id `owner/name`.")
     resolve_file(name_or_path, CONFIG_NAME)
-    model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}), **options)
+    with quiet_libraries():
+        model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}), **options)
     if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, not a model of hf_xmc.")
     return model

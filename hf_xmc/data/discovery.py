@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ def find_columns(
     text_column: str | None = None,
     label_column: str | None = None,
     label_delimiter: str | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> FoundColumns:
     """
     Finds the columns of texts and labels, and what separates the labels.
@@ -65,6 +66,7 @@ def find_columns(
         text_column (`str`, *optional*): Column of the texts, if it is known.
         label_column (`str`, *optional*): Column of the labels, if it is known.
         label_delimiter (`str`, *optional*): Separator of the labels, if it is known; `""` for one label in each row.
+        known (`dict[str, Any]`, *optional*): The result for other data of the same kind; used where it fits.
     """
     names = dataset.column_names
     for flag, name in (("text_column", text_column), ("label_column", label_column)):
@@ -73,12 +75,24 @@ def find_columns(
     step = max(1, len(dataset) // _SAMPLE)
     rows = dataset.select(range(0, len(dataset), step)) if step > 1 else dataset
     sample = {name: [value for value in rows[name] if value not in (None, "")] for name in names}
+    if known:
+        text_column = text_column or (known["text"] if known["text"] in names else None)
+        label_column = label_column or (known["labels"] if known["labels"] in names else None)
+        if label_delimiter is None and label_column == known["labels"]:
+            label_delimiter = _known_delimiter(known, sample[label_column])
     label_column = label_column or _find_labels(sample, text_column)
     text_column = text_column or _find_text(sample, label_column)
     kind, delimiter = _label_format(sample[label_column], label_delimiter, label_column)
     others = [name for name in names if name not in (text_column, label_column)]
     identifier = next((name for name in others if _rank(name, _ID_NAMES) is not None), None)
     return FoundColumns(text_column, label_column, kind, delimiter, identifier, tuple(others))
+
+
+def _known_delimiter(known: Mapping[str, Any], values: list[Any]) -> str | None:
+    if known["format"] == "one each":
+        return ""
+    delimiter = known["delimiter"]
+    return delimiter if delimiter and any(delimiter in str(value) for value in values) else None
 
 
 def parse_labels(value: Any, found: FoundColumns) -> list[str] | list[int]:

@@ -75,6 +75,7 @@ def load_documents(
     encoding: str | None = None,
     separator: str | None = None,
     sheet: str | None = None,
+    known: Mapping[str, Any] | None = None,
     cache_dir: str | None = None,
 ) -> Documents:
     """
@@ -94,6 +95,8 @@ def load_documents(
         encoding (`str`, *optional*): Encoding of a csv file.
         separator (`str`, *optional*): Separator of the columns of a csv file.
         sheet (`str`, *optional*): Sheet of an Excel file.
+        known (`dict[str, Any]`, *optional*):
+            Columns and separator of other data of the same kind, as fields of [`FoundColumns`]; used where they fit.
         cache_dir (`str`, *optional*): Folder of the Arrow files; by default the cache of `datasets`.
     """
     options = {"encoding": encoding, "sep": separator, "sheet": sheet}
@@ -108,7 +111,7 @@ def load_documents(
             return Documents(name, {key: prepare_dataset(table) for key, table in tables.items()})
     else:
         try:
-            found = find_columns(first, text_column, label_column, label_delimiter)
+            found = find_columns(first, text_column, label_column, label_delimiter, known)
         except ValueError as error:
             raise ValueError(f"`{name}`: {error}" if name else str(error)) from error
     documents = Documents(name, {}, found, encoding=given.get("encoding"), separator=given.get("sep"))
