@@ -142,7 +142,8 @@ def _find_labels(sample: dict[str, list[Any]], text_column: str | None) -> str:
     if named:
         return named[0]
     lists = [name for name in possible if isinstance(sample[name][0], (list, tuple))]
-    repeating = [name for name in possible if _rank(name, _ID_NAMES) is None and len(sample[name]) >= _FEW]
+    repeating = [name for name in possible if _rank(name, [*_ID_NAMES, *TEXT_NAMES]) is None]
+    repeating = [name for name in repeating if len(sample[name]) >= _FEW]
     if text_column is None and len(possible) > 1:
         # The longest values are the text.
         repeating = [name for name in repeating if name != max(sample, key=lambda name: _mean_length(sample[name]))]
@@ -195,10 +196,9 @@ def _may_be_labels(values: list[Any]) -> bool:
     texts = [str(value) for value in values]
     kind, delimiter = _label_format(texts, None, "")
     found = FoundColumns("", "", kind, delimiter)
-    try:
-        labels = [str(label) for text in texts for label in parse_labels(text, found)]
-    except ValueError:
-        return False
+    if kind == "JSON lists":
+        texts = [text for text in texts if _parse_list(text) is not None]
+    labels = [str(label) for text in texts for label in parse_labels(text, found)]
     if not labels or sum(map(len, labels)) / len(labels) > _MAX_LABEL_LENGTH:
         return False
     counts = Counter(labels)

@@ -153,6 +153,8 @@ def _load(
                 options.update(encoding=csv_format.encoding, sep=csv_format.separator)
         elif "encoding" in options or "sep" in options:
             raise ValueError(f"`{source}` is not csv: `encoding` and `separator` have no meaning. Leave them out.")
+        if "sheet" in options and ".xlsx" not in kinds:
+            raise ValueError(f"`{source}` is not an Excel file: `sheet` has no meaning. Leave it out.")
         loaded = load_splits(_only_table(path, files), split, None, cache_dir, options)
     name = None if isinstance(source, Mapping) else str(source)
     if isinstance(loaded, Dataset):
