@@ -50,8 +50,8 @@ def _run(command: str, argv: Sequence[str]) -> None:
     if command == "train":
         if {"-h", "--help"} & set(argv):
             print(TRAIN_HELP, end="")
-        else:
-            import_module("hf_xmc.cli.train").run(argv)
+            raise SystemExit(0)
+        import_module("hf_xmc.cli.train").run(argv)
         return
     args = make_parser(command).parse_args(argv)
     if command in HUB_COMMANDS:

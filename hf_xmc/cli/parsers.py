@@ -60,7 +60,8 @@ examples:
 `hf-xmc train --help-all` lists all options.
 """
 FORMATS = ("jsonl", "parquet")
-PREDICT_WITH = ("ranker", "heads", "both")
+_PARTS = ("text_tfidf", "centroid_tfidf", "knn_tfidf", "text_vector", "centroid_vector", "knn_vector")
+PREDICT_WITH = ("all", "both", "ranker", "heads", *_PARTS)
 DTYPES = ("float32", "bfloat16", "float16")
 COMBINATIONS = ("scores", "ranks")
 SHELLS = ("bash", "zsh")
@@ -225,7 +226,10 @@ def _add_model_options(parser: Parser) -> None:
     parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoder")
     parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
     parser.add_argument(
-        "--predict-with", choices=PREDICT_WITH, help="part of the model that predicts; by default as configured"
+        "--predict-with",
+        choices=PREDICT_WITH,
+        metavar="PART",
+        help="part of the model that predicts; by default as configured",
     )
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
 

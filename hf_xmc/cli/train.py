@@ -113,7 +113,10 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _spelt_out(arg: str) -> str:
+    """A flag in full; all parts of its name are joined in the same way."""
     name, equals, value = arg.partition("=")
+    if name.startswith("--") and "_" in name:
+        name = "--" + name[2:].replace("-", "_")
     return ALIASES.get(name, name) + equals + value
 
 
