@@ -6,15 +6,21 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from conftest import make_documents
 
 from hf_xmc import XMCForTextClassification
-from hf_xmc.cli.main import COMMANDS, HUB_COMMANDS, main
+from hf_xmc.cli import parsers
+from hf_xmc.cli.main import main
+from hf_xmc.cli.parsers import COMMANDS
+from hf_xmc.cli.train import ALIASES, make_parser
+from hf_xmc.ensemble_xmc import COMBINATIONS
+from hf_xmc.inference.writers import FORMATS
+from hf_xmc.modeling_xmc import PREDICT_WITH
 from hf_xmc.training.record import TrainingRecord
+from hf_xmc.version import __version__
 
 
 @pytest.fixture
@@ -188,11 +194,11 @@ def test_the_texts_of_the_data_are_not_in_the_card(data, tmp_path):
         assert any(text in published for text in texts) == shows
 
 
-def test_files_in_help_texts_exist():
+def test_files_in_help_texts_exist(capsys):
     root = Path(__file__).parents[1]
-    names = [name for name in COMMANDS if name not in HUB_COMMANDS]
-    texts = [import_module(f"hf_xmc.cli.{name}").make_parser().description for name in names]
-    named = re.findall(r"recipes/[\w/.-]+\.yaml", " ".join(texts))
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    named = re.findall(r"recipes/[\w/.-]+\.yaml", capsys.readouterr().out)
     assert named and all((root / name).is_file() for name in named), named
 
 
@@ -314,10 +320,63 @@ def test_help_and_wrong_commands(capsys):
         with pytest.raises(SystemExit) as stop:
             main(command)
         shown = capsys.readouterr().out
-        assert stop.value.code == 0 and "hf-xmc" in shown and len(shown.splitlines()) < 150
-    with pytest.raises(SystemExit) as stop:
-        main(["trian"])
-    assert stop.value.code == 2
+        assert stop.value.code == 0 and "hf-xmc" in shown and "examples:" in shown and len(shown.splitlines()) < 50
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert __version__ in capsys.readouterr().out
+    assert main(["trian"]) == 2
+    assert "`train`" in capsys.readouterr().err
+
+
+def test_the_help_of_train_names_options_that_exist(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    known = {name for action in make_parser()._actions for name in action.option_strings}
+    assert set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) <= {*known, *ALIASES, "--OPTION"}
+
+
+def test_choices_are_those_of_the_modules_that_the_parsers_do_not_import():
+    assert (parsers.FORMATS, parsers.COMBINATIONS) == (tuple(FORMATS), tuple(COMBINATIONS))
+    assert parsers.PREDICT_WITH == PREDICT_WITH
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "complete -o default -F _hf_xmc hf-xmc" in script and ("bashcompinit" in script) == (shell == "zsh")
+    words = 'COMP_WORDS=(hf-xmc {}); COMP_CWORD={}; _hf_xmc; echo "${{COMPREPLY[*]}}"'
+    for line, index, expected in (
+        ("tr", 1, "train"),
+        ("train --text-c", 2, "--text-column"),
+        ("predict --predict-with he", 3, "heads"),
+        ("evaluate my-fi", 2, ""),
+    ):
+        run = subprocess.run(
+            [
+                "bash",
+                "-c",
+                script.removeprefix("autoload -U +X bashcompinit && bashcompinit\n") + words.format(line, index),
+            ],
+            capture_output=True,
+            text=True,
+        )
+        assert run.stdout.strip() == expected, (line, run.stderr)
+
+
+def test_dashes_and_underscores(data, model_folder, tmp_path):
+    argv = ["evaluate", str(model_folder), str(data), "--ks", "1", "--output", str(tmp_path / "results.json")]
+    assert main([*argv, "--beam_size", "3", "--batch_size=7"]) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["options"] == {"ks": [1], "beam_size": 3}
+
+
+@pytest.mark.parametrize(
+    "argv", [["predict", "model"], ["evaluate", "m", "d", "--topk", "3"], ["push", "m"], ["card"]]
+)
+def test_mistakes_in_arguments_are_one_line(argv, capsys):
+    assert main(argv) == 1
+    error = capsys.readouterr().err
+    assert f"hf-xmc {argv[0]} --help" in error and len(error.splitlines()) == 1
 
 
 def test_a_reader_that_stops_early(model_folder, tmp_path):
