@@ -33,6 +33,7 @@ from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import CACHE_FOLDER, PieceFolder, Runtime, StageCache
+from ..scorer import Scorer
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
@@ -146,6 +147,8 @@ class XMCTrainer(LevelTrainer):
             optimizers=optimizers,
         )
         self.model_init = model_init
+        # A last scorer that was fitted in another training, to be used as it is.
+        self.scorer: Scorer | None = None
         self._set_up_processes()
         # The base class sets an option of text generation.
         self.model.config.__dict__.pop("use_cache", None)
@@ -261,7 +264,9 @@ class XMCTrainer(LevelTrainer):
         validation = self.eval_dataset
         if isinstance(validation, Mapping):
             validation = next(iter(validation.values()), None)
-        context = RunContext(self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation)
+        context = RunContext(
+            self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation, self.scorer
+        )
         if self.model.encoder is None:
             output = self._run_without_steps(partial(self._train_linear, context))
         else:
