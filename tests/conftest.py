@@ -244,7 +244,7 @@ def encoder_model_folder(documents: Dataset, tiny_encoder: Path, make_once: Any)
     from hf_xmc import XMCTrainer
 
     def fill(folder: Path) -> None:
-        options = {"level_steps": [10, 10, 40], "per_device_train_batch_size": 32, "heads_weight": 0.5}
+        options = {"level_steps": [10, 10, 40], "per_device_train_batch_size": 32}
         args = encoder_arguments(folder, save_strategy="no", **options)
         XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
 
