@@ -89,8 +89,8 @@ class GeneralArguments(Part):
     predict_with: str | None = option(
         None,
         "What predicts. `all`: ranker, heads, label vectors and similar documents, whose scores the last scorer turns "
-        "into probabilities; it is fitted on the `eval_dataset` or, without one, on a tenth of the documents, before the "
-        "parts are trained on all of them. `ranker` or `heads`: this part alone. The default depends on the method.",
+        "into probabilities; it is fitted on the `eval_dataset` or, without one, on a tenth of the documents before "
+        "the parts are trained on all of them. `ranker`, `heads`: this part alone. The default depends on the method.",
         choices=PREDICT_WITH,
     )
     similar_documents: bool = option(
@@ -295,14 +295,16 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
             raise ValueError(f"`predict_with='heads'` needs heads, and {self.method!r} has none.")
         if self.predict_with == "all" and self.uses_knn:
             raise ValueError("`predict_with='all'` needs classifiers: set `method='xr-linear'`.")
-        if self.level_objective != "heads":
-            matcher = self.make_ranker_arguments().matcher
-            for name, value in (("predict_with", self.predict_with), ("method", matcher == "heads" and self.method)):
-                if value in ("heads", self.method):
-                    raise ValueError(
-                        f"`{name}={value!r}` needs heads, and `level_objective={self.level_objective!r}` trains none. "
-                        "Leave it out, or set `level_objective='heads'`."
-                    )
+        needs_heads = None
+        if self.make_ranker_arguments().matcher == "heads":
+            needs_heads = "method"
+        elif self.predict_with == "heads":
+            needs_heads = "predict_with"
+        if needs_heads and self.level_objective != "heads":
+            raise ValueError(
+                f"`{needs_heads}={getattr(self, needs_heads)!r}` needs heads, and `level_objective="
+                f"{self.level_objective!r}` trains none. Leave it out, or set `level_objective='heads'`."
+            )
         if self.label_features in ENCODER_LABEL_FEATURES and not self.trains_encoder:
             raise ValueError(f"`label_features={self.label_features!r}` needs an encoder; {self.method!r} has none.")
         if self.similar_documents and self.predict_with != "all":
