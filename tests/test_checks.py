@@ -218,8 +218,8 @@ def test_pickles_are_not_loaded(encoder_folder, tiny_encoder, tmp_path):
     torch.save(weights, encoder / "pytorch_model.bin")
     (encoder / "model.safetensors").unlink()
     with pytest.raises(OSError, match="pytorch_model.bin"):
-        XMCForTextClassification.from_encoder(encoder)
-    XMCForTextClassification.from_encoder(encoder, hub_kwargs={"use_safetensors": False})
+        XMCForTextClassification.from_encoder(encoder, max_length=32)
+    XMCForTextClassification.from_encoder(encoder, max_length=32, hub_kwargs={"use_safetensors": False})
 
 
 def test_verify(folder):
