@@ -205,10 +205,7 @@ class XMCPreTrainedModel(SelfContainedModel):
     scorer: Scorer | None
     tokenizer: Any
 
-    @property
-    def available_parts(self) -> list[str]:
-        """The parts that can score labels, see [`Scorer`]."""
-        raise NotImplementedError
+    available_parts: Any
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
