@@ -20,6 +20,11 @@ from datasets import Dataset
 from filelock import FileLock
 from local_hub import LocalHub
 
+if os.environ.get("NUMBA_BOUNDSCHECK") == "1":
+    from checked_lanes import use_checked_lanes
+
+    use_checked_lanes()
+
 NUM_LABELS = 60
 NUM_FILLERS = 40
 
