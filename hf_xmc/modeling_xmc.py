@@ -25,6 +25,7 @@ from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores
 from .text_encoder import (
     check_pooling_layers,
     default_pooling,
+    limit_threads_after_fork,
     load_encoder,
     make_encoder,
     pad_batch,
@@ -241,6 +242,7 @@ class XMCForTextClassification(PredictMixin, XMCPreTrainedModel):
             progress (`Callable[[int], None]`, *optional*):
                 Called with the number of processed documents.
         """
+        limit_threads_after_fork()
         was_training = self.training
         self.eval()
         mixed = torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)

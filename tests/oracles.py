@@ -261,8 +261,8 @@ def level_objective(weights, documents, targets, chosen, loss_weights, loss, pri
     return total
 
 
-# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of labels 0, 1, ...; `read` are
-# the labels whose texts are in the batch, `drawn` lists of positives, `truth` of all true labels of each document.
+# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read`
+# are the labels whose texts are in the batch, `drawn` positives and `truth` all true labels of each document.
 
 
 def pair_loss(documents, texts, read, drawn, truth, temperature=0.05):
@@ -505,3 +505,47 @@ def ensemble_scores(predictions, weights, combine):
             value = score if combine == "scores" else 1 / (place + 1)
             result[label] = result.get(label, 0.0) + weight * value
     return result
+
+
+# ---- Label vectors, votes and the last scorer, equations (12) to (14). Vectors are lists of numbers of length 1 or 0;
+# `truth` lists the labels of each document.
+
+
+def centroid(documents, truth, label, words):
+    """The normalised sum of the documents of a label over the columns `words`, each scaled to length 1 there."""
+    total = [0.0] * len(words)
+    for document, labels in zip(documents, truth, strict=True):
+        norm = math.sqrt(sum(document[word] ** 2 for word in words))
+        if label in labels and norm:
+            for place, word in enumerate(words):
+                total[place] += document[word] / norm
+    return total
+
+
+def cosine(first, second):
+    """The cosine of two vectors, 0 if one is zero."""
+    product = sum(a * b for a, b in zip(first, second, strict=True))
+    norms = math.sqrt(sum(a * a for a in first)) * math.sqrt(sum(b * b for b in second))
+    return product / norms if norms else 0.0
+
+
+def softmax_votes(query, documents, truth, count, temperature):
+    """Share of each label in the votes of the `count` nearest documents, which weigh `exp(cos / temperature)`."""
+    nearest = sorted(range(len(documents)), key=lambda j: -cosine(query, documents[j]))[:count]
+    weights = [math.exp(cosine(query, documents[j]) / temperature) for j in nearest]
+    votes = {}
+    for j, weight in zip(nearest, weights, strict=True):
+        for label in truth[j]:
+            votes[label] = votes.get(label, 0.0) + weight / sum(weights)
+    return votes
+
+
+def last_logit(scores, best, weights, count, most, count_weights, bias):
+    """The logit of one label: `scores` and `best` of all parts; `weights` (part, view, rare or frequent)."""
+    frequency = math.log(1 + count) / math.log(1 + most)
+    logit = bias + count_weights[0] * math.log(1 + count) + count_weights[1] * math.log(1 + count) ** 2
+    for part, score in enumerate(scores):
+        for view, value in enumerate((score, score - best[part])):
+            rare, frequent = weights[part][view]
+            logit += ((1 - frequency) * rare + frequency * frequent) * value
+    return logit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +22,11 @@ from .streams import cached_dataset, text_lines
 SPLITS = {"train": "trn", "validation": "val", "test": "tst"}
 # Subfolders of the vectors in published archives.
 VECTOR_FOLDERS = ("", "tfidf-attnxml")
+# What numpy and zipfile raise for damaged files.
+_DAMAGES = (
+    ArithmeticError, EOFError, IndexError, KeyError, MemoryError, NotImplementedError, OSError, RuntimeError,
+    SyntaxError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _ENTRIES_AT_ONCE = 1 << 20
 _ROWS_AT_ONCE = 10_000
 
@@ -148,7 +154,10 @@ class CsrStream:
     def _open(self) -> None:
         try:
             if self._array("format").item() not in (b"csr", "csr"):
-                self._matrix = csr_matrix(load_npz(self.path))
+                matrix = load_npz(self.path)
+                if hasattr(matrix, "check_format"):  # scipy converts what it has not checked, out of bounds
+                    matrix.check_format(full_check=True)
+                self._matrix = csr_matrix(matrix)
                 self.shape = self._matrix.shape
                 self.indptr = self._matrix.indptr.astype(np.int64)
                 return
@@ -157,9 +166,10 @@ class CsrStream:
             self.indptr = self._array("indptr").astype(np.int64)
             self._indices, self._index_type, num_ids = self._member("indices")
             self._data, self._value_type, num_values = self._member("data")
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except _DAMAGES as error:
             raise self._damaged(error) from error
-        sound = len(self.indptr) == self.shape[0] + 1 and self.indptr[0] == 0 and (np.diff(self.indptr) >= 0).all()
+        ascends = (self.indptr[1:] >= self.indptr[:-1]).all()  # a difference could overflow
+        sound = len(self.indptr) == self.shape[0] + 1 and self.indptr[0] == 0 and ascends
         if not sound or not self.indptr[-1] == num_ids == num_values:
             raise self._damaged("its row pointers do not fit its entries")
 
@@ -202,7 +212,7 @@ class CsrStream:
     def _take(self, file: IO[bytes], kind: np.dtype, count: int) -> np.ndarray:
         try:
             content = file.read(count * kind.itemsize)
-        except (EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except _DAMAGES as error:
             raise self._damaged(error) from error
         if len(content) < count * kind.itemsize:
             raise self._damaged("it ends too early")

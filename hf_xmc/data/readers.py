@@ -287,15 +287,18 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
         return datasets.load_dataset(
             loader, data_files={split: [str(path) for path in files]}, split=split, cache_dir=cache_dir, **options
         )
-    except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
+    except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowException, UnicodeError) as error:
         raise ValueError(
             f"{names} cannot be read as {loader} ({plain_error(error)}). The file is damaged or has the wrong "
             "extension."
         ) from error
-    except ValueError as error:
-        if "corresponds to no data" not in str(error):
+    except (OSError, TypeError, ValueError) as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(f"{names} does not contain documents.") from error
+        # A damaged parquet file is an `OSError` without a number.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{names} does not contain documents.") from error
+        raise ValueError(f"{names} cannot be read as {loader} ({error}). Check the file and the options.") from error
 
 
 def _load_from_hub(

@@ -89,8 +89,8 @@ class GeneralArguments(Part):
     predict_with: str | None = option(
         None,
         "What predicts. `all`: ranker, heads, label vectors and similar documents, whose scores the last scorer turns "
-        "into probabilities; it is fitted on the `eval_dataset` or, without one, on a tenth of the documents, before the "
-        "parts are trained on all of them. `ranker` or `heads`: this part alone. The default depends on the method.",
+        "into probabilities; it is fitted on the `eval_dataset` or, without one, on a tenth of the documents before "
+        "the parts are trained on all of them. `ranker`, `heads`: this part alone. The default depends on the method.",
         choices=PREDICT_WITH,
     )
     similar_documents: bool = option(

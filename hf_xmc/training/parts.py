@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from ..features import Features
+from ..features import Features, normalize_rows
 from ..knn_ranker import KNNIndex, KNNRanker, KNNVectors, heaviest_terms
 from ..label_tree import LabelTree
 from ..label_vectors import InvertedIndex, LabelVectors
+from ..tfidf import TfidfFeaturizer
 from .label_features import pifa
 from .options import KNNArguments
 
@@ -17,7 +18,11 @@ MAX_CENTROID_TERMS = 1024
 
 
 def make_label_vectors(
-    features: Features, targets: csr_matrix, texts: Features | None, num_threads: int | None = None
+    features: Features,
+    targets: csr_matrix,
+    texts: Features | None,
+    columns: np.ndarray | None = None,
+    num_threads: int | None = None,
 ) -> LabelVectors:
     """
     Returns the vectors of labels from their texts and from their documents, METHODS eq. 12.
@@ -26,8 +31,11 @@ def make_label_vectors(
         features ([`Features`]): Documents of unit length; with encoder vectors as dense part.
         targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
         texts ([`Features`], *optional*): The same features of the label texts.
+        columns (`np.ndarray`, *optional*): Which sparse columns are used, see [`LabelVectors`].
         num_threads (`int`, *optional*): Threads to use; all cores by default.
     """
+    if columns is not None:
+        features, texts = _of_columns(features, columns), None if texts is None else _of_columns(texts, columns)
     centroids = pifa(features, targets, MAX_CENTROID_TERMS, num_threads)
     sparse, dense = {}, {}
     for kind, vectors in (("text", texts), ("centroid", centroids)):
@@ -35,7 +43,25 @@ def make_label_vectors(
             sparse[f"{kind}_tfidf"] = InvertedIndex.from_rows(vectors.sparse)
         if vectors is not None and vectors.dense is not None:
             dense[f"{kind}_vector"] = vectors.dense.astype(np.float16)
-    return LabelVectors(targets.shape[1], sparse, dense)
+    return LabelVectors(targets.shape[1], sparse, dense, columns)
+
+
+def word_columns(tfidf: TfidfFeaturizer | None) -> np.ndarray | None:
+    """Marks the columns of single words, for [`LabelVectors`]; `None` if all are, or if they are not words."""
+    if tfidf is None or tfidf.analyzer != "word" or tfidf.ngram_range[1] == 1:
+        return None
+    words = np.fromiter((" " not in term for term in tfidf.vocabulary), np.uint8, len(tfidf.vocabulary))
+    return np.tile(words, tfidf.num_features // len(words)) if words.any() else None
+
+
+def _of_columns(features: Features, columns: np.ndarray) -> Features:
+    """Features with the marked sparse columns only, scaled to unit length."""
+    rows = features.sparse
+    assert rows is not None
+    kept = columns[rows.indices] > 0
+    ends = np.concatenate([[0], np.cumsum(kept)])[rows.indptr]
+    sparse = csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
+    return Features(normalize_rows(sparse), features.dense)
 
 
 def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments) -> KNNRanker:

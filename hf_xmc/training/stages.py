@@ -34,7 +34,7 @@ from .embedding import tokenize_dataset
 from .label_features import describe_labels, label_documents
 from .languages import detect_language
 from .options import TreeArguments
-from .parts import index_documents, index_vectors, make_label_vectors
+from .parts import index_documents, index_vectors, make_label_vectors, word_columns
 from .ranker import train_ranker
 from .scoring import fit_scorer, score_candidates
 
@@ -201,7 +201,7 @@ def _train_parts(
     _train_ranker(context, features, targets, tree, initial_beam)
     with context.stage("label vectors") as metrics:
         model.label_vectors = make_label_vectors(
-            features, targets, context.text_features(), context.runtime.num_threads
+            features, targets, context.text_features(), word_columns(model.tfidf), context.runtime.num_threads
         )
         metrics.update(label_vector_bytes=model.label_vectors.num_bytes)
     if args.similar_documents:

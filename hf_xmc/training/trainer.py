@@ -31,11 +31,11 @@ from ..inference.predict import evaluate_model, predict_batches
 from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
-from ..parallel.stage_cache import CACHE_FOLDER, Runtime, StageCache
+from ..parallel.stage_cache import CACHE_FOLDER, PieceFolder, Runtime, StageCache
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
-from .callbacks import LevelCallback, SigtermCallback, StageProgressCallback, StageTimer, StartCallback
+from .callbacks import LevelCallback, SignalCallback, StageProgressCallback, StageTimer, StartCallback
 from .checkpoint import TRAINER_STATE_FILE, find_checkpoint
 from .context import RunContext
 from .contrastive import make_levels
@@ -161,7 +161,7 @@ class XMCTrainer(LevelTrainer):
         args, processes = self.args, ProcessGroup.current()
         folder = os.path.join(str(args.output_dir), CACHE_FOLDER)
         self.cache = StageCache(processes, folder, args.save_strategy != "no")
-        self.sigterm = SigtermCallback(processes)
+        self.signals = SignalCallback(processes)
         if processes.count > 1:
             if args.num_threads is None:
                 args.num_threads = max(1, available_cores() // processes.per_node)
@@ -213,7 +213,9 @@ class XMCTrainer(LevelTrainer):
                 set_seed(self.args.seed)
                 model = make_model(init_model(self.model_init, trial), self.args, self._tokenizer)
                 self._use_model(model)
-            with self.cache.processes.explained(), self.sigterm.handling():
+            lock = PieceFolder(str(self.args.output_dir), "")
+            with self.cache.processes.explained(), lock.locked(), self.signals.handling():
+                self.cache.processes.from_main(lock.lock)
                 return self._train(resume_from_checkpoint, trial)
         finally:
             self._trained_folder = str(self.args.output_dir)
@@ -294,7 +296,7 @@ class XMCTrainer(LevelTrainer):
         before = {name: getattr(self.args, name) for name in options}
         for name, value in options.items():
             setattr(self.args, name, value)
-        callbacks = (start, callback, self.sigterm) if self._first_step < levels.schedule.total else ()
+        callbacks = (start, callback, self.signals) if self._first_step < levels.schedule.total else ()
         for added in callbacks:
             self.add_callback(added)
         try:
