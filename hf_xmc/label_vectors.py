@@ -18,6 +18,7 @@ from .utils import count_threads
 
 LABEL_VECTORS_FILE = "label_vectors.safetensors"
 _KIND = "label vectors"
+_COLUMNS = "columns"
 _ARRAYS = ("term_begin", "term_rows", "term_weights")
 # Documents of a task of a thread.
 _DOCUMENTS_PER_TASK = 16
@@ -79,6 +80,9 @@ class LabelVectors:
             TF-IDF vectors by name, such as `text_tfidf`.
         dense (`Mapping[str, np.ndarray]`, *optional*):
             Encoder vectors by name, such as `text_vector`; float16 `(labels, dimensions)`.
+        columns (`np.ndarray`, *optional*):
+            Which columns of TF-IDF the vectors use, uint8 ones and zeros: single words give better similarities than
+            longer n-grams. All by default.
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class LabelVectors:
         num_labels: int,
         sparse: Mapping[str, InvertedIndex] | None = None,
         dense: Mapping[str, np.ndarray] | None = None,
+        columns: np.ndarray | None = None,
     ) -> None:
         self.num_labels = num_labels
+        self.columns = columns
         self.sparse = dict(sparse or {})
         self.dense = dict(dense or {})
         # Products in float16 are slow on CPUs, so a float32 copy is made when vectors are first used.
@@ -114,7 +120,7 @@ class LabelVectors:
             name (`str`):
                 Kind of vectors.
             features ([`Features`]):
-                Documents of unit length in the space of the vectors.
+                Documents of unit length.
             num_threads (`int`, *optional*):
                 Number of threads of sparse products; all cores by default.
 
@@ -123,7 +129,11 @@ class LabelVectors:
         """
         if name in self.sparse:
             assert features.sparse is not None
-            return self.sparse[name].products(features.sparse, self.num_labels, num_threads)
+            products = self.sparse[name].products(features.sparse, self.num_labels, num_threads)
+            if self.columns is not None:
+                # Columns without entries in the index add nothing to the products, but to the norm.
+                products /= np.maximum(norms_of_columns(features.sparse, self.columns), 1e-12)[:, None]
+            return products
         assert features.dense is not None
         if name not in self._float32:
             self._float32[name] = np.ascontiguousarray(self.dense[name].astype(np.float32).T)
@@ -131,7 +141,8 @@ class LabelVectors:
 
     def _tensors(self) -> dict[str, np.ndarray]:
         sparse = {f"{name}.{key}": getattr(index, key) for name, index in self.sparse.items() for key in _ARRAYS}
-        return {**sparse, **self.dense}
+        columns = {} if self.columns is None else {_COLUMNS: self.columns}
+        return {**sparse, **self.dense, **columns}
 
     def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes `label_vectors.safetensors`, or its shards."""
@@ -143,10 +154,20 @@ class LabelVectors:
         """Opens the label vectors of a saved model, memory-mapped."""
         file = CheckedFile.open_sharded(name_or_path, LABEL_VECTORS_FILE, _KIND, **hub_kwargs)
         num_labels = file.number("num_labels", 1, (1 << 31) - 1)
-        kinds = dict.fromkeys(name.partition(".")[0] for name in file.tensors if "." in name)
-        sparse = {name: _checked_index(file, name, num_labels) for name in kinds}
-        dense = {name: file.weights(name, np.float16, num_labels, None) for name in file.tensors if "." not in name}
-        return cls(num_labels, sparse, dense)
+        indexed = dict.fromkeys(name.partition(".")[0] for name in file.tensors if "." in name)
+        sparse = {name: _checked_index(file, name, num_labels) for name in indexed}
+        kinds = [name for name in file.tensors if "." not in name and name != _COLUMNS]
+        dense = {name: file.weights(name, np.float16, num_labels, None) for name in kinds}
+        num_terms = max((len(index.term_begin) - 1 for index in sparse.values()), default=0)
+        columns = file.array(_COLUMNS, np.uint8, num_terms) if _COLUMNS in file.tensors else None
+        return cls(num_labels, sparse, dense, columns)
+
+
+def norms_of_columns(rows: csr_matrix, columns: np.ndarray) -> np.ndarray:
+    """Returns the norms of sparse rows over the columns that are marked."""
+    squares = np.append(rows.data**2 * columns[rows.indices], np.float32(0))
+    sums = np.add.reduceat(squares, rows.indptr[:-1])
+    return np.sqrt(np.where(np.diff(rows.indptr) > 0, sums, 0))
 
 
 def _checked_index(file: CheckedFile, name: str, num_rows: int) -> InvertedIndex:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,16 @@ class Labels:
         labels.counts, labels.num_documents = counts, len(dataset)
         labels.texts = None if texts is None else labels._find_texts(texts)
         return labels
+
+    def readable_texts(self) -> list[str]:
+        """Returns the text of each label, by default its name; an empty string for codes without letters."""
+        texts = [""] * len(self) if self.texts is None else self.texts
+        # Names such as `vendor:product_name` consist of words, too.
+        chosen = [
+            text if text.strip() else re.sub(r"[\W_]+", " ", name)
+            for text, name in zip(texts, self.names, strict=True)
+        ]
+        return [text if any(map(str.isalpha, text)) else "" for text in chosen]
 
     def _find_texts(self, texts: Mapping[str, str]) -> list[str]:
         by_name = {str(name): text for name, text in texts.items()}

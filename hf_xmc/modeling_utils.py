@@ -205,7 +205,7 @@ class XMCPreTrainedModel(SelfContainedModel):
     scorer: Scorer | None
     tokenizer: Any
 
-    available_parts: list[str]
+    available_parts: Any
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

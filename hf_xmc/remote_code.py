@@ -17,7 +17,7 @@ from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import TASK
 from .loading import update_digests
-from .serialization import MAX_SHARD_SIZE, atomic_write, read_json, remove_files, staged_files, write_json
+from .serialization import MAX_SHARD_SIZE, atomic_write, read_json, remove_files, staged_files, write_json, written
 
 # All classes are loaded from this module: transformers imports each module that `config.json` names, with all that it
 # imports, as a separate copy.
@@ -127,7 +127,8 @@ class SelfContainedModel(PreTrainedModel):
         with staged_files(save_directory, last=CONFIG_NAME) as folder:
             self._save_parts(folder, max_shard_size)
             with self._config_without_code():
-                self._save_weights(folder, is_main_process=True, **weights)
+                with written(save_directory):
+                    self._save_weights(folder, is_main_process=True, **weights)
             if had_code if self_contained is None else self_contained:
                 add_code(folder)
             # Files of another model in this folder would be taken for parts of this one.

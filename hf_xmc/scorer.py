@@ -24,6 +24,9 @@ KNN_PARTS = ("knn_tfidf", "knn_vector")
 PARTS = (*LOGIT_PARTS, *TFIDF_PARTS, *VECTOR_PARTS)
 # What the scorer sees of a part.
 _VIEWS = ("score", "difference")
+# Fixed weights of a part's score and difference, for rare and frequent labels: about those fitted on library records.
+_DEFAULT_WEIGHTS = {"logit": [[4, 3], [0, 0]], "cosine": [[2, 1], [2, 1]], "share": [[1, 1], [0, 0]]}
+_DEFAULT_BIAS = -0.5
 
 # Labels that a part proposes for each document, at least `top_k`.
 PROPOSALS = {"ranker": 50}
@@ -105,9 +108,9 @@ class Scorer:
     """
     A logistic model over the scores of the parts.
 
-    The logit of a label is a weighted sum of each part's score and of its difference to the document's best score. Each
-    has two weights, for rare and for frequent labels; a label with `n` training documents takes a mixture of both in
-    proportion to `log(1 + n)`. These weights are not negative, so that a higher score of a part never lowers the
+    The logit of a label is a weighted sum of each part's score and of its difference to the document's best score.
+    Each has two weights, for rare and for frequent labels; a label with `n` training documents takes a mixture of both
+    in proportion to `log(1 + n)`. These weights are not negative, so that a higher score of a part never lowers the
     probability. Terms in `log(1 + n)` and its square follow, and a calibration curve maps the logits to the logarithm
     of the odds without changing their order.
 
@@ -237,4 +240,4 @@ def default_scorer(parts: Sequence[str]) -> Scorer:
     weights = np.zeros((len(parts), 2, 2))
     for row, name in zip(weights, parts, strict=True):
         row[:] = _DEFAULT_WEIGHTS["logit" if name in LOGIT_PARTS else "share" if name in KNN_PARTS else "cosine"]
-    return Scorer(parts, weights, np.zeros(2), _DEFAULT_BIAS)
+    return Scorer(parts, weights, np.zeros(2), _DEFAULT_BIAS, np.array([[-8.0, -2.0, 8.0], [-5.0, -2.0, 4.0]]))

@@ -250,8 +250,20 @@ def save_tensors(
 
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with atomic_write(path) as temporary:
-        save_file(arrays, temporary, metadata={"format": "pt", FORMAT_KEY: kind, **(metadata or {})})
+        with written(path):
+            save_file(arrays, temporary, metadata={"format": "pt", FORMAT_KEY: kind, **(metadata or {})})
         _sort_metadata(temporary)
+
+
+@contextmanager
+def written(path: str | os.PathLike) -> Iterator[None]:
+    """Turns errors of safetensors, such as that of a full disk, into an `OSError` that names the file or folder."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"`{path}` could not be written: {error}. Check the free space of the disk.") from error
 
 
 def _sort_metadata(path: str) -> None:

@@ -31,6 +31,16 @@ MAX_CHARACTERS, CHARACTERS_PER_TOKEN = 1 << 20, 256
 _POOLING_FILE = "1_Pooling/config.json"
 
 
+# OpenMP waits forever for its threads in a process that was forked from one that had started them.
+_PROCESS = os.getpid()
+
+
+def limit_threads_after_fork() -> None:
+    """Restricts torch to one thread in a forked process, such as those of gunicorn or `datasets.map`."""
+    if os.getpid() != _PROCESS and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
 def make_encoder(config: PreTrainedConfig) -> nn.Module:
     """Returns a new encoder without its pooler."""
     return without_pooler(_kind(config).from_config(config))
@@ -157,6 +167,19 @@ def tokenize(texts: Sequence[str], tokenizer: Any, max_length: int, long_text: s
     # The tokenizer would first read all of a text, which takes a gigabyte for ten million words.
     limit = max(MAX_CHARACTERS, CHARACTERS_PER_TOKEN * max_length * max_windows)
     texts = [text if len(text) <= limit else _shortened(text, limit, long_text) for text in texts]
+    try:
+        return _tokenize(texts, tokenizer, max_length, long_text, max_windows)
+    except BaseException as error:
+        # What tokenizers raise for a damaged file; a panic is not an `Exception`.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(
+            f"The tokenizer cannot tokenise the texts ({error}). Its `tokenizer.json` is damaged: save or download it "
+            "again."
+        ) from error
+
+
+def _tokenize(texts: list[str], tokenizer: Any, max_length: int, long_text: str, max_windows: int) -> list[list]:
     if long_text == "truncate":
         ids = tokenizer(texts, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
         return [[window] for window in ids]

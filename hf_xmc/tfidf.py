@@ -81,7 +81,7 @@ def _new_lexicon() -> _Lexicon:
 _stemmers = threading.local()  # a stemmer must not be used by two threads at a time
 
 
-def _load_stemmer(language: str) -> Any:
+def load_stemmer(language: str) -> Any:
     """Returns the Snowball stemmer of a language for this thread."""
     stemmers = _stemmers.__dict__
     if language not in stemmers:
@@ -101,7 +101,7 @@ def _stem_words(lexicon: _Lexicon, language: str) -> tuple[np.ndarray, np.ndarra
     _, ends, chars, count = lexicon
     text = _decode(chars[: ends[count]])
     words = [text[start:stop] for start, stop in pairwise(ends[: count + 1].tolist())]
-    stems = _load_stemmer(language).stemWords(words)
+    stems = load_stemmer(language).stemWords(words)
     # Terms have two or more characters.
     stems = [stem if len(stem) > 1 else word for stem, word in zip(stems, words, strict=True)]
     stem_ends = np.zeros(count + 1, np.int64)
@@ -266,7 +266,7 @@ class TfidfFeaturizer:
         if not 0 < power < np.inf:
             raise ValueError(f"`power` is {power!r}; it must be a finite number greater than 0.")
         if stemmer is not None:
-            _load_stemmer(stemmer)
+            load_stemmer(stemmer)
             if analyzer != "word":
                 raise ValueError(f"`stemmer={stemmer!r}` needs `analyzer='word'`: character n-grams have no stems.")
         self.analyzer = analyzer

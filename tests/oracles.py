@@ -261,18 +261,11 @@ def level_objective(weights, documents, targets, chosen, loss_weights, loss, pri
     return total
 
 
-# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
+# ---- Label-aware fine-tuning, eq. 15. Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
 # labels whose texts are in the batch, `drawn` lists of positives and `truth` of all true labels of each document.
 
 
-def pair_loss(
-    documents: np.ndarray,
-    texts: np.ndarray,
-    read: Sequence[int],
-    drawn: Sequence[Sequence[int]],
-    truth: Sequence[Sequence[int]],
-    temperature: float = 0.05,
-) -> float:
+def pair_loss(documents, texts, read, drawn, truth, temperature=0.05):
     """The mean of equation (15) over the documents that have a positive."""
     losses = []
     for document, positives, true in zip(documents, drawn, truth, strict=True):
@@ -309,25 +302,11 @@ def log_probability(loss, logit):
     return -math.log(1 + math.exp(-logit))
 
 
-def exhaustive_scores(logits, child_offsets, loss, ranking):
-    """The score of every node of the last level given: the sum of log probabilities of its path, or its own logit."""
-    if ranking == "leaf":
-        return logits[-1]
-    scores = np.zeros((len(logits[0]), 1))
-    for level, level_logits in enumerate(logits):
-        below = np.zeros(level_logits.shape)
-        for document in range(len(level_logits)):
-            for parent in range(len(child_offsets[level]) - 1):
-                for child in range(child_offsets[level][parent], child_offsets[level][parent + 1]):
-                    step = log_probability(loss, level_logits[document, child])
-                    below[document, child] = scores[document, parent] + step
-        scores = below
-    return scores
-
-
 def beam_scores(logits, child_offsets, loss, ranking, beam_size, start=None):
     """
-    As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach.
+    Score of every node of the last level below the `beam_size` best nodes of each level; -inf out of reach.
+
+    It is the sum of the log probabilities of the path, or the node's own logit (`ranking="leaf"`).
 
     A search begins at the root, or at each document's (logarithm of the probability, node) pairs in `start`: logits
     and offsets are then those of the levels below.
@@ -512,3 +491,47 @@ def ensemble_scores(predictions, weights, combine):
             value = score if combine == "scores" else 1 / (place + 1)
             result[label] = result.get(label, 0.0) + weight * value
     return result
+
+
+# ---- Label vectors, votes and the last scorer, equations (12) to (14). Vectors are lists of numbers of length 1 or 0;
+# `truth` lists the labels of each document.
+
+
+def centroid(documents, truth, label, words):
+    """The normalised sum of the documents of a label over the columns `words`, each scaled to length 1 there."""
+    total = [0.0] * len(words)
+    for document, labels in zip(documents, truth, strict=True):
+        norm = math.sqrt(sum(document[word] ** 2 for word in words))
+        if label in labels and norm:
+            for place, word in enumerate(words):
+                total[place] += document[word] / norm
+    return total
+
+
+def cosine(first, second):
+    """The cosine of two vectors, 0 if one is zero."""
+    product = sum(a * b for a, b in zip(first, second, strict=True))
+    norms = math.sqrt(sum(a * a for a in first)) * math.sqrt(sum(b * b for b in second))
+    return product / norms if norms else 0.0
+
+
+def softmax_votes(query, documents, truth, count, temperature):
+    """Share of each label in the votes of the `count` nearest documents, which weigh `exp(cos / temperature)`."""
+    nearest = sorted(range(len(documents)), key=lambda j: -cosine(query, documents[j]))[:count]
+    weights = [math.exp(cosine(query, documents[j]) / temperature) for j in nearest]
+    votes = {}
+    for j, weight in zip(nearest, weights, strict=True):
+        for label in truth[j]:
+            votes[label] = votes.get(label, 0.0) + weight / sum(weights)
+    return votes
+
+
+def last_logit(scores, best, weights, count, most, count_weights, bias):
+    """The logit of one label: `scores` and `best` of all parts; `weights` (part, view, rare or frequent)."""
+    frequency = math.log(1 + count) / math.log(1 + most)
+    logit = bias + count_weights[0] * math.log(1 + count) + count_weights[1] * math.log(1 + count) ** 2
+    for part, score in enumerate(scores):
+        for view, value in enumerate((score, score - best[part])):
+            rare, frequent = weights[part][view]
+            logit += ((1 - frequency) * rare + frequency * frequent) * value
+    return logit

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_documents, make_vectors
+from conftest import make_documents
 
 from hf_xmc import XMCForTextClassification
 from hf_xmc.cli import parsers
@@ -140,12 +140,6 @@ def test_evaluate(data, model_folder, tmp_path, capsys):
     assert "has no split" in capsys.readouterr().err
 
 
-def test_results_go_into_the_folder_of_the_model(data, model_folder, tmp_path):
-    folder = shutil.copytree(model_folder, tmp_path / "model")
-    assert main(["evaluate", str(folder), str(data)]) == 0
-    assert json.loads((folder / "test_results.json").read_text())["dataset"] == str(data)
-
-
 def test_results_of_trials_are_not_those_of_the_model(data, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     assert main(["evaluate", str(folder), str(data), "--beam-size", "1", "--ks", "1"]) == 0
@@ -214,22 +208,6 @@ def test_predict_a_table_whose_labels_are_strings(model_folder, tmp_path):
     output = tmp_path / "out.jsonl"
     assert main(["predict", str(model_folder), str(table), "--output", str(output)]) == 0
     assert [row["labels"][0]["label"] for row in lines(output)] == ["label 07", "label 08"]
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--beam-size", "-1"], "`beam_size`"),
-        (["--threshold", "nan"], "`thre"),
-        (["--num-threads", "0"], "`num_threads`"),
-    ],
-)
-def test_wrong_options_of_predict_leave_nothing(data, model_folder, tmp_path, capsys, flags, message):
-    output = tmp_path / "out"
-    argv = ["predict", str(model_folder), str(data / "test.parquet"), "--output", str(output)]
-    assert main([*argv, *flags]) == 1
-    assert message in capsys.readouterr().err and not output.exists()
-    assert main(argv) == 0
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl.gz"])
@@ -329,13 +307,7 @@ def test_predict_lines(model_folder, tmp_path, monkeypatch, capsys):
     assert [line["labels"][0]["label"] for line in printed][::2] == ["label 07", "label 31"]
 
 
-def test_predict_vectors(vector_model_folder, tmp_path, capsys):
-    source = tmp_path / "vectors.parquet"
-    make_vectors(10, seed=1).to_parquet(source)
-    output = tmp_path / "out.jsonl"
-    assert main(["predict", str(vector_model_folder), str(source), "--output", str(output), "--top-k", "1"]) == 0
-    truth = make_vectors(10, seed=1)["labels"]
-    assert all(int(line["labels"][0]["label"]) in row for line, row in zip(lines(output), truth, strict=True))
+def test_a_model_of_vectors_does_not_read_lines(vector_model_folder, tmp_path, capsys):
     (tmp_path / "words.txt").write_text("topic07\n")
     argv = ["predict", str(vector_model_folder), str(tmp_path / "words.txt"), "--output", str(tmp_path / "none")]
     assert main(argv) == 1
@@ -405,11 +377,6 @@ def test_mistakes_in_arguments_are_one_line(argv, capsys):
     assert main(argv) == 1
     error = capsys.readouterr().err
     assert f"hf-xmc {argv[0]} --help" in error and len(error.splitlines()) == 1
-
-
-def test_an_error_with_traceback(tmp_path):
-    with pytest.raises(OSError, match="config.json"):
-        main(["--traceback", "evaluate", str(tmp_path), "sample"])
 
 
 def test_a_reader_that_stops_early(model_folder, tmp_path):

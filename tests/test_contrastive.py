@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import Labels, XMCTrainingArguments
-from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives, readable_texts
+from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 
@@ -108,8 +108,8 @@ def test_a_positive_is_a_true_label_of_its_document():
 
 
 def test_texts_that_can_be_read():
-    assert readable_texts(Labels(["4711", "cars", "A1"])) == ["", "cars", "A1"]
-    assert readable_texts(Labels(["4711", "cars", "12"], texts=["motors", " ", "3"])) == ["motors", "cars", ""]
+    assert Labels(["4711", "motor_cars", "A1"]).readable_texts() == ["", "motor cars", "A1"]
+    assert Labels(["4711", "cars", "12"], texts=["motors", " ", "3"]).readable_texts() == ["motors", "cars", ""]
 
 
 # ---- Training ----
@@ -121,9 +121,8 @@ def test_training_moves_documents_to_their_labels(train, tmp_path):
     trainer = train(level_steps=[30], eval_strategy="steps", eval_steps=5, eval_dataset=validation, **options)
     quality = [entry["eval_nDCG@5"] for entry in trainer.state.log_history if "eval_nDCG@5" in entry]
     assert max(quality[1:6]) > quality[0] + 0.1
-    config = trainer.model.config
-    assert config.predict_with == "ranker" and not config.head_levels and trainer.model.label_vectors is None
-    assert_predicts_as_saved(trainer, tmp_path, ["ranker"])
+    assert "heads" not in trainer.model.available_parts and "text_vector" in trainer.model.available_parts
+    assert_predicts_as_saved(trainer, tmp_path, ["all", "text_vector"])
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 6 and "head_learning_rate" not in losses[0]
 

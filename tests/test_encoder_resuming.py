@@ -221,22 +221,54 @@ def test_a_checkpoint_of_another_run(train, checkpoint, tmp_path, name):
     assert not (tmp_path / "model.safetensors").exists()
 
 
-class Terminate(TrainerCallback):
-    """Sends SIGTERM in a step."""
+class Send(TrainerCallback):
+    """Sends a signal in a step."""
+
+    def __init__(self, number, times=1):
+        self.number, self.times = number, times
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
 
 
-def test_sigterm_writes_a_checkpoint(train, uninterrupted, tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
-        train(callbacks=[Terminate()], **{**RESUMED, "save_steps": 100})
-    assert signal.getsignal(signal.SIGTERM) is before
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_writes_a_checkpoint(train, uninterrupted, tmp_path, number, error):
+    before = signal.getsignal(number)
+    with pytest.raises(error):
+        train(callbacks=[Send(number)], **{**RESUMED, "save_steps": 100})
+    assert signal.getsignal(number) is before
     assert complete_checkpoints(tmp_path) == [3, 5]  # the end of the first level, and the signal
     train(resume=True, **{**RESUMED, "save_steps": 100})
     assert_same_model(tmp_path, uninterrupted())
+
+
+def test_a_second_interrupt_stops_at_once(train, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[Send(signal.SIGINT, times=2)], **{**RESUMED, "save_steps": 100})
+    assert complete_checkpoints(tmp_path) == [3]
+
+
+class TrainAgain(TrainerCallback):
+    """Starts another training in the folder of the current one."""
+
+    def __init__(self, start):
+        self.start, self.error = start, None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            with pytest.raises(OSError, match="another process") as raised:
+                self.start()
+            self.error = raised.value
+
+
+def test_two_trainings_in_one_folder(train, tmp_path):
+    second = TrainAgain(lambda: train(**RESUMED))
+    train(callbacks=[second], **RESUMED)
+    assert str(tmp_path) in str(second.error)
+    assert complete_checkpoints(tmp_path) and (tmp_path / "model.safetensors").exists()
+    assert not (tmp_path / ".hf-xmc").exists()
 
 
 def test_a_finished_training_is_not_repeated(train, tmp_path):

@@ -19,8 +19,8 @@ from hf_xmc.label_tree import LabelTree
 from hf_xmc.linear_ranker import RANKER_FILE
 from hf_xmc.remote_code import code_files
 from hf_xmc.serialization import save_tensors
-from hf_xmc.training.knn import index_documents
 from hf_xmc.training.options import KNNArguments
+from hf_xmc.training.parts import index_documents
 
 
 def problem(seed=0, documents=70):

@@ -18,9 +18,17 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, 
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .excel import read_excel
-from .pecos import names_are_labels, pecos_label_names, pecos_splits, read_pecos
+from .formats import (
+    has_xmc_header,
+    names_are_labels,
+    pair_splits,
+    pecos_label_names,
+    pecos_splits,
+    read_pair,
+    read_pecos,
+    read_xmc_text,
+)
 from .streams import plain_error
-from .xmc_text import has_xmc_header, pair_splits, read_pair, read_xmc_text
 
 # Extension → loader of `datasets`, in order of preference.
 _LOADERS = {
@@ -321,16 +329,19 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
         return datasets.load_dataset(
             loader, data_files={split: [str(path) for path in files]}, split=split, cache_dir=cache_dir, **options
         )
-    except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
+    except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowException, UnicodeError) as error:
         hint = " Quote texts that contain the separator, or give the separator (`--separator`)."
         raise ValueError(
             f"{names} cannot be read as {loader} ({str(plain_error(error)).strip()}). The file is damaged or has the "
             f"wrong extension.{hint if 'fields in line' in str(plain_error(error)) else ''}"
         ) from error
-    except ValueError as error:
-        if "corresponds to no data" not in str(error):
+    except (OSError, TypeError, ValueError) as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(f"{names} does not contain documents.") from error
+        # A damaged parquet file is an `OSError` without a number.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{names} does not contain documents.") from error
+        raise ValueError(f"{names} cannot be read as {loader} ({error}). Check the file and the options.") from error
 
 
 def _csv_options(path: Path, as_text: bool = False, **options: Any) -> dict[str, Any]:

@@ -182,6 +182,10 @@ class StageCache:
         self.processes, self.folder = processes, Path(folder)
         self.keep = keep
 
+    def within(self, name: str) -> StageCache:
+        """A cache of its own in a subfolder, for a computation that is done twice on different data."""
+        return StageCache(self.processes, self.folder / name, self.keep)
+
     @property
     def is_shared(self) -> bool:
         """Whether there are several processes."""

@@ -14,7 +14,6 @@ import torch
 from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ..modeling_xmc import PREDICT_WITH
 from ..tfidf import TfidfFeaturizer
 from ..utils import count_threads
 from .label_features import ENCODER_LABEL_FEATURES, LABEL_FEATURES
@@ -34,6 +33,9 @@ from .options import (
 from .presets import ENCODER_METHODS, METHODS, method_preset
 from .schedule import SCHEDULERS
 
+# What can be trained to predict.
+PREDICT_WITH = ("all", "ranker", "heads")
+DEFAULT_LABEL_TEXT_WEIGHT = 0.5
 # Optimizers with a version for the sparse rows of large heads.
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 # Options of the base class that belong to the record of a training.
@@ -74,10 +76,10 @@ class GeneralArguments(Part):
         "`text-embedding` (the vector of its text).",
         choices=LABEL_FEATURES,
     )
-    label_text_weight: float = option(
-        0.0,
-        "Norm of the label texts as further training documents of the ranker; 0 for none. Documents have norm 1. "
-        "About 0.5 is good if documents use the names of labels, above all for rare labels.",
+    label_text_weight: float | None = option(
+        None,
+        "Norm of the label texts, or names, as further training documents of the ranker (norm 1); 0 for none. By "
+        "default 0.5, or 0 for the methods of papers that do not read them.",
         least=0,
         below=math.inf,
     )
@@ -86,15 +88,15 @@ class GeneralArguments(Part):
     )
     predict_with: str | None = option(
         None,
-        "What predicts. With `heads` no ranker is trained. By default both if the method has heads, else the ranker.",
+        "What predicts. `all`: ranker, heads, label vectors and similar documents, whose scores the last scorer turns "
+        "into probabilities; it is fitted on the `eval_dataset` or, without one, on a tenth of the documents before "
+        "the parts are trained on all of them. `ranker`, `heads`: this part alone. The default depends on the method.",
         choices=PREDICT_WITH,
     )
-    heads_weight: float | None = option(
-        None,
-        "Weight of the heads beside the ranker, 0 to 1; by default the best on the `eval_dataset`. Without such a "
-        "dataset it is 0.2.",
-        least=0,
-        most=1,
+    similar_documents: bool = option(
+        False,
+        "With `predict_with='all'`: let similar training documents vote for their labels, too. The model then "
+        "contains the terms, or vectors, of its training documents.",
     )
     time_budget: float | None = option(
         None,
@@ -270,8 +272,9 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
                     (value,) = value
                 setattr(self, prefix + declared.name, value)
         if self.predict_with is None:
-            has_heads = self.trains_encoder and self.level_objective == "heads"
-            self.predict_with: str | None = "both" if has_heads else "ranker"
+            self.predict_with: str | None = "all"
+        if self.label_text_weight is None:
+            self.label_text_weight: float | None = DEFAULT_LABEL_TEXT_WEIGHT
 
     def _default(self, prefix: str, declared: dataclasses.Field) -> Any:
         return self._preset(prefix).get(declared.name, default_of(declared))
@@ -288,20 +291,26 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
 
     def _check_prediction(self) -> None:
         """Checks what predicts against the method."""
-        if self.predict_with != "ranker" and not self.trains_encoder:
-            raise ValueError(f"`predict_with={self.predict_with!r}` needs heads, and {self.method!r} has none.")
-        if self.level_objective != "heads":
-            matcher = self.make_ranker_arguments().matcher
-            for name, value in (("predict_with", self.predict_with), ("method", matcher == "heads" and self.method)):
-                if value in ("both", "heads", self.method):
-                    raise ValueError(
-                        f"`{name}={value!r}` needs heads, and `level_objective={self.level_objective!r}` trains none. "
-                        "Leave it out, or set `level_objective='heads'`."
-                    )
+        if self.predict_with == "heads" and not self.trains_encoder:
+            raise ValueError(f"`predict_with='heads'` needs heads, and {self.method!r} has none.")
+        if self.predict_with == "all" and self.uses_knn:
+            raise ValueError("`predict_with='all'` needs classifiers: set `method='xr-linear'`.")
+        needs_heads = None
+        if self.make_ranker_arguments().matcher == "heads":
+            needs_heads = "method"
+        elif self.predict_with == "heads":
+            needs_heads = "predict_with"
+        if needs_heads and self.level_objective != "heads":
+            raise ValueError(
+                f"`{needs_heads}={getattr(self, needs_heads)!r}` needs heads, and `level_objective="
+                f"{self.level_objective!r}` trains none. Leave it out, or set `level_objective='heads'`."
+            )
         if self.label_features in ENCODER_LABEL_FEATURES and not self.trains_encoder:
             raise ValueError(f"`label_features={self.label_features!r}` needs an encoder; {self.method!r} has none.")
-        if self.label_text_weight and self.predict_with == "heads":
-            raise ValueError("`label_text_weight` concerns the ranker, and `predict_with='heads'` trains none.")
+        if self.similar_documents and self.predict_with != "all":
+            raise ValueError(
+                f"`similar_documents` has no effect with `predict_with={self.predict_with!r}`. Leave it out."
+            )
         if self.make_ranker_arguments().matcher != "heads":
             return
         frequency = self.tree_clustering == "frequency"
@@ -341,8 +350,8 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         if self.uses_knn:
             unused["ranker_"] = ("does not train classifiers", "`method='xr-linear'`")
             unused["tree_"] = ("does not search a tree", "`method='xr-linear'`")
-        else:
-            unused["knn_"] = ("does not use similar documents", "`method='knn'`")
+        elif not self.similar_documents:
+            unused["knn_"] = ("does not use similar documents", "`similar_documents=True`")
         for prefix, (reason, way_out) in unused.items():
             for declared in options_of(PARTS[prefix]):
                 name = f"{prefix}{declared.name}"
@@ -363,9 +372,12 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         """Whether similar documents vote for labels, instead of classifiers."""
         return "knn" in method_preset(self.method)
 
-    def make_tfidf(self) -> TfidfFeaturizer:
-        """A new featurizer with the options `tfidf_*`."""
-        return TfidfFeaturizer(**vars(self._make("tfidf_")), power=self.feature_power)
+    def make_tfidf(self, language: str | None = None) -> TfidfFeaturizer:
+        """A new featurizer with the options `tfidf_*`; `language` is that of the texts, for the stemmer."""
+        options = dict(vars(self._make("tfidf_")))
+        chosen = {"auto": language if self.tfidf_analyzer == "word" else None, "none": None}
+        options["stemmer"] = chosen.get(self.tfidf_stemmer, self.tfidf_stemmer)
+        return TfidfFeaturizer(**options, power=self.feature_power)
 
     def make_tree_arguments(self) -> TreeArguments:
         """The options `tree_*`."""

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: the start, the ends of levels, SIGTERM; and the timer of the stages."""
+"""Callbacks of the trainer: the start, the ends of levels, signals; and the timer of the stages."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ class LevelCallback(TrainerCallback):
             control.should_save = True
 
 
-class SigtermCallback(TrainerCallback):
+class SignalCallback(TrainerCallback):
     """
-    Writes a checkpoint and exits after the current step when any process receives SIGTERM.
+    Writes a checkpoint and exits after the current step when any process receives SIGTERM or SIGINT (Ctrl-C).
 
-    Outside of training steps the signal ends the process at once: other stages keep their finished pieces on disk.
-    `enable_jit_checkpoint` of transformers does not serve here, as its processes do not agree on the step at which
-    they save.
+    Outside of training steps a signal ends the process at once: other stages keep their finished pieces on disk. So
+    does a second SIGINT. `enable_jit_checkpoint` of transformers does not serve here, as its processes do not agree on
+    the step at which they save.
 
     Args:
         processes ([`ProcessGroup`]): The processes of the training.
@@ -145,46 +145,57 @@ class SigtermCallback(TrainerCallback):
 
     def __init__(self, processes: ProcessGroup) -> None:
         self._processes = processes
-        self._received = self._waits = self._ends = False
-        self._previous: Any = None
+        self._received = 0
+        self._waits = self._ends = False
+        self._previous: dict[int, Any] = {}
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handles SIGTERM within its block. Only the main thread can handle signals."""
-        self._received = self._waits = self._ends = False
+        """Handles the signals within its block. Only the main thread can handle signals."""
+        self._received, self._waits, self._ends = 0, False, False
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._handle)
+            # A process that ignores Ctrl-C, such as one in the background of a shell, goes on doing so.
+            handled = [
+                number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN
+            ]
+            self._previous = {number: signal.signal(number, self._handle) for number in handled}
         try:
             yield
         finally:
             self._restore()
 
     def _restore(self) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
-            self._previous = None
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
-        if not self._waits:
+        is_second = number == signal.SIGINT and self._received == signal.SIGINT
+        self._received = number
+        if not self._waits or is_second:
             self._restore()
             os.kill(os.getpid(), number)
+        elif number == signal.SIGINT:
+            logger.warning("Interrupted: a checkpoint is written after this step. Interrupt again to stop at once.")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From now on a checkpoint can be written before the process ends."""
         self._waits = args.save_strategy != "no"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Asks for a checkpoint if any process received the signal."""
+        """Asks for a checkpoint if any process received a signal."""
         if self._waits and not self._processes.agree(not self._received):
             control.should_save = self._ends = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Exits once the checkpoint is written."""
         if self._ends:
+            name = signal.Signals(self._received or signal.SIGTERM).name
             logger.warning(
-                "Received SIGTERM. Resume after step %d with `resume_from_checkpoint=True`.", state.global_step
+                "Received %s. Resume after step %d with `resume_from_checkpoint=True`.", name, state.global_step
             )
+            if self._received == signal.SIGINT:
+                raise KeyboardInterrupt
             sys.exit(SIGTERM_EXIT_CODE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

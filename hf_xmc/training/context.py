@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
+from ..scorer import Scorer
 from .arguments import XMCTrainingArguments
 from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
 from .large_encoders import ShardedEncoder
+from .scoring import held_out_documents
 
 
 @dataclass
@@ -30,7 +32,8 @@ class RunContext:
         runtime ([`Runtime`]): Threads, progress and cache.
         timer ([`StageTimer`]): Measures and logs the stages.
         label_texts (`dict[str, str]`, *optional*): Label texts by label name.
-        validation (`datasets.Dataset`, *optional*): Documents on which the weight of the heads is chosen.
+        validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
+        scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
     """
 
     model: XMCForTextClassification
@@ -40,6 +43,7 @@ class RunContext:
     timer: StageTimer
     label_texts: dict[str, str] | None = None
     validation: Dataset | None = None
+    scorer: Scorer | None = None
     features: Features = field(init=False)
     """Sparse features of the documents."""
     targets: csr_matrix = field(init=False)
@@ -48,10 +52,15 @@ class RunContext:
     """Tokenised documents, for methods with an encoder."""
     sharded: ShardedEncoder | None = field(default=None, init=False)
     """Set while FSDP shards the encoder."""
+    whole: RunContext | None = field(default=None, init=False)
+    """The context that this one is a subset of."""
+    rows: np.ndarray | None = field(default=None, init=False)
+    """The documents of the subset."""
 
     def __post_init__(self) -> None:
         self._vectors: np.ndarray | None = None
         self._tokens_key: str | None = None
+        self._text_features: Features | None = None
 
     def stage(self, name: str) -> AbstractContextManager[dict[str, float]]:
         """Measures a stage and logs it with the values that the block puts into the dictionary."""
@@ -59,6 +68,8 @@ class RunContext:
 
     def vectors(self) -> np.ndarray:
         """Returns the encoder's vectors of the training documents; computes them if the encoder has changed."""
+        if self.whole is not None:
+            return self.whole.vectors()[self.rows]
         if self._vectors is None:
             with self.stage("embed") as metrics, self.whole_encoder():
                 self._vectors = embed_dataset(
@@ -72,9 +83,55 @@ class RunContext:
                 metrics["documents"] = len(self._vectors)
         return self._vectors
 
+    def text_features(self) -> Features | None:
+        """Returns TF-IDF and vectors of the label texts, a zero row for a label without text; `None` without texts."""
+        model, args = self.model, self.args
+        assert model.labels is not None
+        texts = model.labels.readable_texts()
+        if model.tfidf is None or not any(texts):
+            return None
+        if self._text_features is None:
+            dense = None
+            if model.encoder is not None:
+                with self.stage("embed label texts"), self.whole_encoder():
+                    dense = model.embed(texts, args.per_device_eval_batch_size)
+                # The vector of an empty text is meaningless.
+                dense[[not text for text in texts]] = 0
+            self._text_features = Features(model.tfidf.transform(texts, num_threads=self.runtime.num_threads), dense)
+        return self._text_features
+
     def encoder_changed(self) -> None:
-        """Discards the document vectors."""
-        self._vectors = None
+        """Discards the vectors of documents and label texts."""
+        self._vectors = self._text_features = None
+        if self.whole is not None:
+            self.whole.encoder_changed()
+
+    @property
+    def root(self) -> RunContext:
+        """The context of all documents."""
+        return self if self.whole is None else self.whole
+
+    def held_out(self) -> np.ndarray:
+        """Returns the documents on which the last scorer is fitted, in place of validation documents."""
+        if self.args.predict_with != "all" or self.validation is not None or self.scorer is not None:
+            return np.empty(0, dtype=np.int64)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return held_out_documents(len(self.dataset), seed)
+
+    def for_tuning(self) -> RunContext:
+        """Returns the context of fine-tuning, which must not see the documents held out for the last scorer."""
+        held_out = self.held_out()
+        if not len(held_out):
+            return self
+        return self.subset(np.setdiff1d(np.arange(len(self.dataset)), held_out))
+
+    def subset(self, rows: np.ndarray) -> RunContext:
+        """Returns the context of some of the documents, with the same model."""
+        part = replace(self, dataset=self.dataset.select(rows))
+        part.features, part.targets, part.whole, part.rows = self.features[rows], self.targets[rows], self, rows
+        column = Dataset.from_dict({"document": np.arange(len(rows))})
+        part.tokens = concatenate_datasets([self.tokens.select(rows).remove_columns("document"), column], axis=1)
+        return part
 
     def tokens_key(self) -> str:
         """Returns the fingerprint of the tokenised documents, which is computed once."""
@@ -84,4 +141,6 @@ class RunContext:
 
     def whole_encoder(self) -> AbstractContextManager[None]:
         """Gathers the encoder for a block of code, if FSDP shards it."""
+        if self.whole is not None:
+            return self.whole.whole_encoder()
         return nullcontext() if self.sharded is None else self.sharded.whole(self.model)

@@ -15,7 +15,6 @@ from torch.nn import functional
 from ..evaluation import XMCMetrics
 from ..inference.predict import evaluate_model
 from ..label_vectors import LabelVectors
-from ..labels import Labels
 from ..modeling_utils import XMCOutput
 from ..modeling_xmc import XMCForTextClassification
 from ..text_encoder import pad_batch
@@ -33,17 +32,10 @@ def make_levels(context: RunContext) -> Levels:
     """Returns what is fine-tuned: heads of the levels of the tree, or the encoder alone on the texts of the labels."""
     if context.args.level_objective == "label_texts":
         assert context.model.labels is not None
-        if any(readable_texts(context.model.labels)):
+        if any(context.model.labels.readable_texts()):
             return LabelTexts(context)
         logger.warning("`level_objective='label_texts'`: the labels have no texts, so heads are trained.")
     return Levels(context)
-
-
-def readable_texts(labels: Labels) -> list[str]:
-    """Returns the text of each label, by default its name; an empty string for codes without letters."""
-    texts = labels.names if labels.texts is None else labels.texts
-    chosen = [text if text.strip() else name for text, name in zip(texts, labels.names, strict=True)]
-    return [text if any(character.isalpha() for character in text) else "" for text in chosen]
 
 
 class LabelTexts(Levels):
@@ -60,7 +52,7 @@ class LabelTexts(Levels):
     def _choose_groups(self) -> list[list[int]]:
         model, targets = self.context.model, self.context.targets
         assert model.labels is not None
-        texts = readable_texts(model.labels)
+        texts = model.labels.readable_texts()
         has_text = np.array([bool(text) for text in texts])
         if not has_text.all():
             logger.info("%d of %d labels have no text: fine-tuning skips them.", (~has_text).sum(), len(texts))

@@ -52,26 +52,19 @@ def describe_labels(
     return parts[0] if len(parts) == 1 else side_by_side(*parts)
 
 
-def label_documents(
-    model: XMCForTextClassification, weight: float, num_threads: int | None = None
-) -> tuple[Features, csr_matrix]:
+def label_documents(texts: Features, weight: float) -> tuple[Features, csr_matrix]:
     """
-    Returns the label texts as training documents of the ranker, scaled to the norm `weight`, and their labels.
+    Returns the label texts as training documents of the ranker, scaled by `weight`, and their labels.
 
     Rare labels have few documents, and their texts consist of words that such documents use. There is a row for each
     label with a text.
     """
-    texts = check_label_texts(model, "label_text_weight", weight)
-    assert model.tfidf is not None
-    labels = np.array([label for label, text in enumerate(texts) if text.strip()])
-    texts = [texts[label] for label in labels]
-    sparse = model.tfidf.transform(texts, num_threads=num_threads)
-    features = model.ranker_features(Features(sparse, None if model.encoder is None else model.embed(texts)))
-    scale = np.float32(weight)
-    dense = None if features.dense is None else features.dense * scale
-    scaled = Features(features.sparse * scale, dense)  # type: ignore[operator]
+    assert texts.sparse is not None
+    labels = np.flatnonzero(np.diff(texts.sparse.indptr))
+    rows, scale = texts[labels], np.float32(weight)
+    scaled = Features(rows.sparse * scale, None if rows.dense is None else rows.dense * scale)  # type: ignore[operator]
     ones, indptr = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
-    return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(model.labels or ())))
+    return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(texts)))
 
 
 def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
@@ -83,15 +76,15 @@ def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
 
 
 def check_label_texts(model: XMCForTextClassification, option: str, value: str | float) -> list[str]:
-    """Returns the label texts; raises if the model has none, or nothing that reads text."""
-    texts = None if model.labels is None else model.labels.texts
-    if texts is None or not any(texts):
+    """Returns the label texts, or names; raises if they are not words, or if the model has nothing that reads text."""
+    texts = [] if model.labels is None else model.labels.readable_texts()
+    if not any(texts):
         raise ValueError(
             f"`{option}={value!r}` needs texts of the labels: pass `label_texts` to the trainer, or leave it out."
         )
     if model.tfidf is None and model.encoder is None:
         raise ValueError(f"`{option}={value!r}` needs documents that are texts, not vectors.")
-    return list(texts)
+    return texts
 
 
 def pifa(

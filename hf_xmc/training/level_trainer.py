@@ -138,7 +138,7 @@ class LevelTrainer(Trainer):
         # DDP would send all rows of these gradients, of which a step touches few.
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, names)
         if self.is_fsdp_enabled:
-            self._levels.context.sharded = ShardedEncoder(self.model)
+            self._levels.context.root.sharded = ShardedEncoder(self.model)
             choose_modules(self.accelerator.state.fsdp_plugin, self.model)
             sparse = {id(parameter) for parameter in self._sparse_rows}
             self._dense_rows = [own for own in self.model.heads.parameters() if id(own) not in sparse]
@@ -153,6 +153,7 @@ class LevelTrainer(Trainer):
         """Computes the loss of the levels in training."""
         assert self._levels is not None
         output = self._levels.compute_loss(model, inputs)
+        assert output.loss is not None
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
                 f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._levels.name}). Lower "

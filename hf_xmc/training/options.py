@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from ..configuration_xmc import HEAD_LOSSES, LONG_TEXTS, POOLINGS
 from ..label_tree import LabelTree
 from ..linear_ranker import LOSSES, RANKINGS
+from ..tfidf import load_stemmer
 from .shortlist import NEGATIVES
 
 T = TypeVar("T")
@@ -34,7 +35,6 @@ _CONSTANT = "it is a constant now"
 _BY_DATE = "features by date were removed"
 RENAMED_OPTIONS = {
     "card_examples": "widget_examples",
-    "heads_share": "heads_weight",
     "label_text_length": "label_text_weight",
     "level_rate_floor": "level_min_lr_ratio",
     "level_warmup": "warmup_steps",
@@ -46,6 +46,8 @@ RENAMED_OPTIONS = {
     "vector_power": "feature_power",
 }
 REMOVED_OPTIONS = {
+    "heads_share": "the last scorer weighs heads and ranker",
+    "heads_weight": "the last scorer weighs heads and ranker",
     "encoder_lora_alpha": "it is twice `encoder_lora_rank`",
     "label_max_features": _CONSTANT,
     "level_bootstrap_cost": _CONSTANT,
@@ -160,8 +162,13 @@ class TfidfArguments(Part):
 
     analyzer: str = option("word", "Terms are n-grams of words or of characters.", choices=("word", "char_wb"))
     ngram_range: list[int] = option([1, 2], "Smallest and largest n of the n-grams.", least=1)
-    min_df: int = option(3, "Number of documents that must contain a term.", least=1)
+    min_df: int = option(1, "Number of documents that must contain a term.", least=1)
     max_features: int = option(300_000, "Number of terms to keep, the most frequent ones; 0 keeps all.", least=0)
+    stemmer: str = option(
+        "auto",
+        "Language of the Snowball stemmer, such as `english`: words with the same stem are the same term. `auto`: the "
+        "language that the texts seem to have; `none`: words as they are.",
+    )
     lead_words: int = option(
         0,
         "First words of a document, such as a title, whose terms get features of their own; 0 for none.",
@@ -172,6 +179,10 @@ class TfidfArguments(Part):
         super().__post_init__()
         if len(as_list(self.ngram_range)) != 2 or self.ngram_range[0] > self.ngram_range[1]:
             raise ValueError(f"`tfidf_ngram_range={self.ngram_range}` is not allowed: pass two numbers n <= m.")
+        if self.stemmer not in ("auto", "none"):
+            load_stemmer(self.stemmer)
+            if self.analyzer != "word":
+                raise ValueError(f"`tfidf_stemmer={self.stemmer!r}` needs `tfidf_analyzer='word'`.")
 
 
 @dataclass

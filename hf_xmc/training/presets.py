@@ -13,6 +13,10 @@ from typing import Any
 
 # Parabel and Bonsai: the score of a label is the product of the probabilities along its path.
 _PATH_RANKER: dict[str, Any] = {"negatives": "tfn", "ranking": "path", "beam_size": 10}
+# The methods of papers as they are: neither stems nor label texts, and no part beside the ranker or the heads.
+_RANKER_ALONE: dict[str, Any] = {"predict_with": "ranker", "label_text_weight": 0.0}
+_HEADS_ALONE: dict[str, Any] = {"predict_with": "heads", "label_text_weight": 0.0}
+_PLAIN_WORDS: dict[str, Any] = {"min_df": 3, "stemmer": "none"}
 # A hundred labels per cluster, two levels.
 _CLUSTERS_OF_LABELS: dict[str, Any] = {"max_leaf_size": 100, "max_depth": 2}
 
@@ -26,7 +30,8 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     },
     # The heads find clusters, the ranker ranks the labels in them.
     "x-transformer": {
-        "general": {"predict_with": "ranker"},
+        "general": _RANKER_ALONE,
+        "tfidf": _PLAIN_WORDS,
         "encoder": {},
         "tree": _CLUSTERS_OF_LABELS,
         "level": {"indices": 1, "negatives": "all", "loss": "squared_hinge"},
@@ -39,13 +44,15 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "lightxml": {
-        "general": {"predict_with": "heads"},
+        "general": _HEADS_ALONE,
+        "tfidf": _PLAIN_WORDS,
         "encoder": {"pooling_layers": 5},
         "tree": _CLUSTERS_OF_LABELS,
         "level": {"joint": True, "negatives": "dynamic", "bottleneck": 300, "dropout": 0.5, "swa_start": 0.5},
     },
     "aplc-xlnet": {
-        "general": {"predict_with": "heads"},
+        "general": _HEADS_ALONE,
+        "tfidf": _PLAIN_WORDS,
         "encoder": {},
         "tree": {"clustering": "frequency"},
         # Encoder, projections and label rows have increasing learning rates.
@@ -59,13 +66,20 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "xr-linear": {"ranker": {"negative_cost": 2.0, "cost_sensitive": True}},
-    "parabel": {"tree": {"branching": 2, "max_leaf_size": 96}, "ranker": _PATH_RANKER},
+    "parabel": {
+        "general": _RANKER_ALONE,
+        "tfidf": _PLAIN_WORDS,
+        "tree": {"branching": 2, "max_leaf_size": 96},
+        "ranker": _PATH_RANKER,
+    },
     "bonsai": {
+        "general": _RANKER_ALONE,
+        "tfidf": _PLAIN_WORDS,
         "tree": {"clustering": "kmeans", "branching": 100, "max_leaf_size": 96, "max_depth": 3},
         "ranker": _PATH_RANKER,
     },
-    "dismec": {"tree": {"clustering": "flat"}},
-    "knn": {"tree": {"clustering": "flat"}, "knn": {}},
+    "dismec": {"general": _RANKER_ALONE, "tfidf": _PLAIN_WORDS, "tree": {"clustering": "flat"}},
+    "knn": {"general": _RANKER_ALONE, "tfidf": _PLAIN_WORDS, "tree": {"clustering": "flat"}, "knn": {}},
 }
 ENCODER_METHODS = tuple(name for name, preset in METHODS.items() if "encoder" in preset)
 

@@ -19,6 +19,7 @@ from ..data.readers import label_text_file
 from ..evaluation.report import format_metrics, format_recall
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
+from ..scorer import Scorer
 from .arguments import XMCTrainingArguments
 from .progress import StageProgressCallback, format_size, quiet_libraries
 from .record import public_name
@@ -204,10 +205,13 @@ class _Run:
         if held_out:
             seed = self.options.get("seed") or 42
             parts = documents.train_test_split(test_size=held_out, seed=seed)
-            split, tested, validation = HOLDOUT_SPLIT, parts["test"], parts["test"]
+            # One half chooses the weights of the last scorer, the other is measured.
+            halves = parts["test"].train_test_split(test_size=0.5, shuffle=False) if held_out > 1 else parts
+            split, tested, validation = HOLDOUT_SPLIT, halves["test"], halves["train"] if held_out > 1 else None
             if not final_train:
                 documents = parts["train"]
         evaluation: dict[str, Any] | None = None
+        scorer: Scorer | None = None
         if held_out and final_train:
             folder = os.path.join(self.folder, _HOLDOUT_FOLDER)
             self.progress.use_span(0.0, 0.47)
@@ -215,9 +219,9 @@ class _Run:
             evaluation = self._evaluate(first, tested, split)
             self.progress.use_span(0.47, 1.0)
             self.progress.note("Once more, with all documents:")
-            validation = None
+            validation, scorer = None, first.model.scorer
             del first
-        trainer = self._fit(self.folder, documents, validation)
+        trainer = self._fit(self.folder, documents, validation, scorer=scorer)
         if evaluation is None and tested is not None:
             evaluation = self._evaluate(trainer, tested, split)
         elif evaluation is not None:
@@ -232,7 +236,14 @@ class _Run:
         trainer.end()
         return trainer.model, report
 
-    def _fit(self, folder: str, documents: Dataset, validation: Dataset | None, again: bool = False) -> XMCTrainer:
+    def _fit(
+        self,
+        folder: str,
+        documents: Dataset,
+        validation: Dataset | None,
+        again: bool = False,
+        scorer: Scorer | None = None,
+    ) -> XMCTrainer:
         options = {**self.options, "push_to_hub": False} if again else self.options
         trainer = XMCTrainer(
             args=XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options)),
@@ -241,6 +252,7 @@ class _Run:
             label_texts=self.label_texts,
             callbacks=[self.progress],
         )
+        trainer.scorer = scorer
         record = trainer.recorder.record
         record.dataset, record.split = public_name(self.found.name), "train"
         record.columns = asdict(self.found.columns) if self.found.columns else None

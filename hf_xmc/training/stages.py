@@ -8,26 +8,22 @@ Linear methods run [`LINEAR_STAGES`]. Methods with an encoder run [`PREPARATION`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix, vstack
 
 from ..data import feature_matrix
-from ..evaluation.metrics import XMCMetrics
 from ..features import Features
 from ..inference.predict import map_batches
 from ..knn_ranker import KNNRanker
 from ..label_tree import LabelTree
 from ..labels import Labels
 from ..linear_ranker import Beam, LinearRanker
-from ..modeling_utils import mix_scores
-from ..modeling_xmc import XMCForTextClassification
-from ..parallel.stage_cache import Runtime
+from ..scorer import default_scorer
 from ..serialization import load_tensors, save_tensors
 from ..tfidf import TfidfFeaturizer
 from ..utils import Progress
@@ -35,16 +31,14 @@ from .bootstrap import match_documents
 from .clustering import build_tree, frequency_tree
 from .context import RunContext
 from .embedding import tokenize_dataset
-from .knn import index_documents
-from .label_features import check_label_texts, describe_labels, label_documents
+from .label_features import describe_labels, label_documents
+from .languages import detect_language
 from .options import TreeArguments
+from .parts import index_documents, index_vectors, make_label_vectors, word_columns
 from .ranker import train_ranker
+from .scoring import fit_scorer, score_candidates
 
 _MATRIX_FILE = "matrix.safetensors"
-# Weights of the heads that are compared on validation documents, and the weight without such documents.
-_HEADS_WEIGHTS = np.arange(0, 1.01, 0.05)
-_DEFAULT_HEADS_WEIGHT = 0.2
-_CHOSEN_BY = "nDCG@5"
 
 Stage = Callable[[RunContext], None]
 
@@ -78,16 +72,13 @@ def make_features(context: RunContext) -> None:
             )
             context.features = Features(matrix)
         metrics.update(features=context.features.num_sparse)
-    if args.label_text_weight:
-        # The ranker needs the texts at the end; a missing one should fail now.
-        check_label_texts(model, "label_text_weight", args.label_text_weight)
 
 
 def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
     runtime, texts = context.runtime, context.dataset["text"]
     tfidf = context.model.tfidf
     if tfidf is None:
-        tfidf = context.args.make_tfidf()
+        tfidf = context.args.make_tfidf(detect_language(texts) if context.args.tfidf_stemmer == "auto" else None)
         tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime.progress), num_threads=runtime.num_threads)
     counted = CountedTexts(texts, "tf-idf: transform", runtime.progress)
     return tfidf, tfidf.transform(counted, num_threads=runtime.num_threads)
@@ -153,27 +144,104 @@ def _build_tree(context: RunContext, features: Features, arguments: TreeArgument
     return runtime.cache.once("label tree", build, LabelTree.save_pretrained, LabelTree.from_pretrained)
 
 
-def train_linear_ranker(context: RunContext) -> None:
-    """Trains the ranker of a linear method."""
-    _train_ranker(context, context.features)
-
-
-def train_encoder_ranker(context: RunContext) -> None:
-    """Trains the ranker on TF-IDF beside the vectors of the fine-tuned encoder, on a refined tree if asked for."""
+def train_predictors(context: RunContext) -> None:
+    """Trains what predicts after fine-tuning: the ranker and, with `predict_with="all"`, all parts and the scorer."""
     model, args = context.model, context.args
-    model.config.embedding_scale = args.embedding_scale
     model.config.predict_with = str(args.predict_with)
     if args.predict_with == "heads":
         return
-    features = model.ranker_features(Features(context.features.sparse, context.vectors()))
-    tree, shape = None, args.make_tree_arguments()
-    if args.refine_tree or shape.clustering == "frequency":
-        # Labels of a tail cluster are alike only in being rare, so the ranker gets a tree by features.
-        if shape.clustering == "frequency":
-            shape = replace(shape, clustering="balanced")
-        with context.stage("refined tree"):
-            tree = _build_tree(context, features, shape)
-    _train_ranker(context, features, tree, _match(context))
+    features = context.features
+    if model.encoder is not None:
+        model.config.embedding_scale = args.embedding_scale
+        features = Features(context.features.sparse, context.vectors())
+    tree = _ranker_tree(context, features)
+    if args.predict_with != "all":
+        _train_ranker(context, features, context.targets, tree, _match(context))
+    elif context.scorer is not None:
+        _train_parts(context, features, context.targets, tree, _match(context))
+        model.scorer = context.scorer
+    elif context.validation is not None:
+        _train_parts(context, features, context.targets, tree, _match(context))
+        _fit_scorer(context, _validation_candidates(context), _validation_truth(context))
+    else:
+        held_out = context.held_out()
+        if len(held_out):
+            rest = np.setdiff1d(np.arange(len(features)), held_out)
+            runtime, cache = context.runtime, context.runtime.cache.within("held out")
+            context.runtime = replace(runtime, cache=cache)
+            beam = _match(context)
+            _train_parts(context, features[rest], context.targets[rest], tree, None if beam is None else beam[rest])
+            context.runtime = runtime
+            candidates = score_candidates(model, features[held_out], model.available_parts, runtime.num_threads)
+            _fit_scorer(context, [candidates], context.targets[held_out])
+        else:
+            model.scorer = None
+        _train_parts(context, features, context.targets, tree, _match(context))
+        if model.scorer is None:
+            model.scorer = default_scorer(model.available_parts)
+
+
+def _ranker_tree(context: RunContext, features: Features) -> LabelTree:
+    """Returns the tree of the ranker: that of the model, or a new one from the features of the ranker."""
+    model, args = context.model, context.args
+    assert model.label_tree is not None
+    shape = args.make_tree_arguments()
+    if model.encoder is None or not (args.refine_tree or shape.clustering == "frequency"):
+        return model.label_tree
+    # Labels of a tail cluster are alike only in being rare, so the ranker gets a tree by features.
+    if shape.clustering == "frequency":
+        shape = replace(shape, clustering="balanced")
+    with context.stage("refined tree"):
+        return _build_tree(context, model.ranker_features(features), shape)
+
+
+def _train_parts(
+    context: RunContext, features: Features, targets: csr_matrix, tree: LabelTree, initial_beam: Beam | None
+) -> None:
+    """Trains the ranker, and makes label vectors and the indices of similar documents."""
+    model, args = context.model, context.args
+    assert model.label_tree is not None
+    _train_ranker(context, features, targets, tree, initial_beam)
+    with context.stage("label vectors") as metrics:
+        model.label_vectors = make_label_vectors(
+            features, targets, context.text_features(), word_columns(model.tfidf), context.runtime.num_threads
+        )
+        metrics.update(label_vector_bytes=model.label_vectors.num_bytes)
+    if args.similar_documents:
+        with context.stage("similar documents") as metrics:
+            if features.sparse is not None:
+                model.knn = index_documents(
+                    Features(features.sparse), targets, model.label_tree, args.make_knn_arguments()
+                )
+                metrics.update(knn_bytes=model.knn.num_bytes)
+            if features.dense is not None:
+                model.knn_vectors = index_vectors(features.dense, targets)
+
+
+def _validation_candidates(context: RunContext) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yields the scores of the parts for the candidates of the validation documents."""
+    model, runtime = context.model, context.runtime
+    assert context.validation is not None
+
+    def score(features: Features) -> dict[str, np.ndarray]:
+        return score_candidates(model, features, model.available_parts, runtime.num_threads)
+
+    batch_size = context.args.per_device_eval_batch_size
+    yield from map_batches(model, context.validation, score, batch_size=batch_size, runtime=runtime)
+
+
+def _validation_truth(context: RunContext) -> csr_matrix:
+    assert context.model.labels is not None and context.validation is not None
+    return context.model.labels.encode(context.validation)
+
+
+def _fit_scorer(context: RunContext, candidates: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix) -> None:
+    model = context.model
+    assert model.labels is not None
+    with context.stage("last scorer") as metrics:
+        log_counts = np.log1p(model.labels.counts).astype(np.float32)
+        model.scorer = fit_scorer(model.available_parts, candidates, truth, log_counts)
+        metrics.update(documents=truth.shape[0])
 
 
 def _match(context: RunContext) -> Beam | None:
@@ -189,81 +257,24 @@ def _match(context: RunContext) -> Beam | None:
 
 
 def _train_ranker(
-    context: RunContext, features: Features, tree: LabelTree | None = None, initial_beam: Beam | None = None
+    context: RunContext, features: Features, targets: csr_matrix, tree: LabelTree, initial_beam: Beam | None
 ) -> None:
-    """Trains the ranker on a tree, by default that of the model; label texts are further documents if weighted."""
-    model, args, targets = context.model, context.args, context.targets
-    tree = model.label_tree if tree is None else tree
-    assert tree is not None
+    """Trains the ranker on a tree; label texts are further documents if weighted."""
+    model, args = context.model, context.args
     ranker: LinearRanker | KNNRanker
+    features = model.ranker_features(features)
     with context.stage("ranker") as metrics:
-        if args.label_text_weight:
-            texts, text_labels = label_documents(model, args.label_text_weight, context.runtime.num_threads)
-            features, targets = features.followed_by(texts), csr_matrix(vstack([targets, text_labels], format="csr"))
-            metrics.update(label_documents=len(texts))
+        texts = context.text_features() if args.label_text_weight and initial_beam is None else None
+        if texts is not None:
+            documents, labels = label_documents(model.ranker_features(texts), float(args.label_text_weight or 0))
+            features, targets = features.followed_by(documents), csr_matrix(vstack([targets, labels], format="csr"))
+            metrics.update(label_documents=len(documents))
         if args.uses_knn:
             ranker = index_documents(features, targets, tree, args.make_knn_arguments())
         else:
             ranker = train_ranker(features, targets, tree, args.make_ranker_arguments(), context.runtime, initial_beam)
         model.ranker = ranker
         metrics.update(ranker_bytes=ranker.num_bytes)
-
-
-def choose_heads_weight(context: RunContext) -> None:
-    """Sets the weight of the heads where heads and ranker predict together."""
-    model, args, config = context.model, context.args, context.model.config
-    if args.predict_with != "both":
-        return
-    assert model.label_tree is not None
-    if model.label_tree.depth not in (config.head_levels or ()):
-        config.predict_with = "ranker"
-        return
-    if args.heads_weight is not None or context.validation is None:
-        config.heads_weight = _DEFAULT_HEADS_WEIGHT if args.heads_weight is None else args.heads_weight
-    else:
-        with context.stage("heads' weight") as metrics:
-            config.heads_weight, best = best_heads_weight(
-                model, context.validation, args.per_device_eval_batch_size, context.runtime
-            )
-            metrics.update({"heads_weight": config.heads_weight, f"eval_{_CHOSEN_BY}": best})
-    if config.heads_weight == 0:
-        config.predict_with = "ranker"
-
-
-@torch.no_grad()
-def best_heads_weight(
-    model: XMCForTextClassification, dataset: Dataset, batch_size: int, runtime: Runtime = Runtime()
-) -> tuple[float, float]:
-    """
-    Chooses the weight of the heads in a label's score by nDCG@5.
-
-    Args:
-        model ([`XMCForTextClassification`]): A model with heads for the labels and a ranker.
-        dataset (`datasets.Dataset`): Validation documents with labels.
-        batch_size (`int`): Documents in a batch of the encoder.
-        runtime ([`Runtime`], *optional*): Threads, progress and cache.
-
-    Returns:
-        `tuple[float, float]`: the weight and its nDCG@5.
-    """
-    assert model.labels is not None
-    truth: csr_matrix = model.labels.encode(dataset, keep_unseen=True)
-    results = {float(weight): XMCMetrics(ks=(1, 5)) for weight in _HEADS_WEIGHTS}
-
-    def rank(features: Features) -> dict[str, np.ndarray]:
-        ranker_scores, head_scores, indices = model.candidate_scores(features, 5, num_threads=runtime.num_threads)
-        best = [mix_scores(ranker_scores, head_scores, indices, weight, 5).indices for weight in results]
-        return {str(weight): ids.cpu().numpy() for weight, ids in zip(results, best, strict=True)}  # type: ignore[union-attr]
-
-    start = 0
-    for best in map_batches(model, dataset, rank, batch_size=batch_size, runtime=runtime):
-        count = len(next(iter(best.values())))
-        for weight, metrics in results.items():
-            metrics.update(best[str(weight)], truth[start : start + count])
-        start += count
-    values = {weight: metrics.compute()[_CHOSEN_BY] for weight, metrics in results.items()}
-    chosen = max(values, key=lambda weight: (values[weight], -weight))
-    return round(chosen, 2), values[chosen]
 
 
 class CountedTexts(Sequence):
@@ -289,6 +300,6 @@ class CountedTexts(Sequence):
         return self._texts[rows]
 
 
-LINEAR_STAGES: tuple[Stage, ...] = (encode_labels, make_features, make_tree, train_linear_ranker)
+LINEAR_STAGES: tuple[Stage, ...] = (encode_labels, make_features, make_tree, train_predictors)
 PREPARATION: tuple[Stage, ...] = (encode_labels, make_features, tokenize, make_tree)
-COMPLETION: tuple[Stage, ...] = (train_encoder_ranker, choose_heads_weight)
+COMPLETION: tuple[Stage, ...] = (train_predictors,)

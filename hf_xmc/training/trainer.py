@@ -32,11 +32,12 @@ from ..inference.predict import evaluate_model, predict_batches
 from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
-from ..parallel.stage_cache import CACHE_FOLDER, Runtime, StageCache
+from ..parallel.stage_cache import CACHE_FOLDER, PieceFolder, Runtime, StageCache
+from ..scorer import Scorer
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
-from .callbacks import LevelCallback, SigtermCallback, StageTimer, StartCallback
+from .callbacks import LevelCallback, SignalCallback, StageTimer, StartCallback
 from .checkpoint import TRAINER_STATE_FILE, find_checkpoint
 from .context import RunContext
 from .contrastive import make_levels
@@ -146,6 +147,8 @@ class XMCTrainer(LevelTrainer):
             optimizers=optimizers,
         )
         self.model_init = model_init
+        # A last scorer that was fitted in another training, to be used as it is.
+        self.scorer: Scorer | None = None
         self._set_up_processes()
         # The base class sets an option of text generation.
         self.model.config.__dict__.pop("use_cache", None)
@@ -168,7 +171,7 @@ class XMCTrainer(LevelTrainer):
         args, processes = self.args, ProcessGroup.current()
         folder = os.path.join(str(args.output_dir), CACHE_FOLDER)
         self.cache = StageCache(processes, folder, args.save_strategy != "no")
-        self.sigterm = SigtermCallback(processes)
+        self.signals = SignalCallback(processes)
         if processes.count > 1:
             if args.num_threads is None:
                 args.num_threads = max(1, available_cores() // processes.per_node)
@@ -220,7 +223,9 @@ class XMCTrainer(LevelTrainer):
                 set_seed(self.args.seed)
                 model = make_model(init_model(self.model_init, trial), self.args, self._tokenizer)
                 self._use_model(model)
-            with self.cache.processes.explained(), self.sigterm.handling(), quiet_libraries():
+            lock = PieceFolder(str(self.args.output_dir), "")
+            with self.cache.processes.explained(), lock.locked(), self.signals.handling(), quiet_libraries():
+                self.cache.processes.from_main(lock.lock)
                 return self._train(resume_from_checkpoint, trial)
         finally:
             self._trained_folder = str(self.args.output_dir)
@@ -259,7 +264,9 @@ class XMCTrainer(LevelTrainer):
         validation = self.eval_dataset
         if isinstance(validation, Mapping):
             validation = next(iter(validation.values()), None)
-        context = RunContext(self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation)
+        context = RunContext(
+            self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation, self.scorer
+        )
         if self.model.encoder is None:
             output = self._run_without_steps(partial(self._train_linear, context))
         else:
@@ -291,7 +298,7 @@ class XMCTrainer(LevelTrainer):
         self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         for stage in PREPARATION:
             stage(context)
-        self._levels = levels = make_levels(context)
+        self._levels = levels = make_levels(context.for_tuning())
         self._first_step = 0
         if checkpoint is not None:
             levels.load(checkpoint)
@@ -303,7 +310,7 @@ class XMCTrainer(LevelTrainer):
         before = {name: getattr(self.args, name) for name in options}
         for name, value in options.items():
             setattr(self.args, name, value)
-        callbacks = (start, callback, self.sigterm) if self._first_step < levels.schedule.total else ()
+        callbacks = (start, callback, self.signals) if self._first_step < levels.schedule.total else ()
         for added in callbacks:
             self.add_callback(added)
         try:
@@ -347,7 +354,7 @@ class XMCTrainer(LevelTrainer):
     def _complete(self) -> None:
         """Runs what follows the last training step."""
         assert self._levels is not None
-        levels, context = self._levels, self._levels.context
+        levels, context = self._levels, self._levels.context.root
         if context.sharded is not None:
             levels.average.gather()
             context.model, context.sharded = context.sharded.whole_model(self.model), None

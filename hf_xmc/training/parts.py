@@ -1,0 +1,89 @@
+"""The parts of a model beside ranker and heads: label vectors, and training documents that vote for their labels."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from ..features import Features, normalize_rows
+from ..knn_ranker import KNNIndex, KNNRanker, KNNVectors, heaviest_terms
+from ..label_tree import LabelTree
+from ..label_vectors import InvertedIndex, LabelVectors
+from ..tfidf import TfidfFeaturizer
+from .label_features import pifa
+from .options import KNNArguments
+
+# Largest entries kept of the centroid of a label in the space of TF-IDF.
+MAX_CENTROID_TERMS = 1024
+
+
+def make_label_vectors(
+    features: Features,
+    targets: csr_matrix,
+    texts: Features | None,
+    columns: np.ndarray | None = None,
+    num_threads: int | None = None,
+) -> LabelVectors:
+    """
+    Returns the vectors of labels from their texts and from their documents, METHODS eq. 12.
+
+    Args:
+        features ([`Features`]): Documents of unit length; with encoder vectors as dense part.
+        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
+        texts ([`Features`], *optional*): The same features of the label texts.
+        columns (`np.ndarray`, *optional*): Which sparse columns are used, see [`LabelVectors`].
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
+    """
+    if columns is not None:
+        features, texts = _of_columns(features, columns), None if texts is None else _of_columns(texts, columns)
+    centroids = pifa(features, targets, MAX_CENTROID_TERMS, num_threads)
+    sparse, dense = {}, {}
+    for kind, vectors in (("text", texts), ("centroid", centroids)):
+        if vectors is not None and vectors.sparse is not None:
+            sparse[f"{kind}_tfidf"] = InvertedIndex.from_rows(vectors.sparse)
+        if vectors is not None and vectors.dense is not None:
+            dense[f"{kind}_vector"] = vectors.dense.astype(np.float16)
+    return LabelVectors(targets.shape[1], sparse, dense, columns)
+
+
+def word_columns(tfidf: TfidfFeaturizer | None) -> np.ndarray | None:
+    """Marks the columns of single words, for [`LabelVectors`]; `None` if all are, or if they are not words."""
+    if tfidf is None or tfidf.analyzer != "word" or tfidf.ngram_range[1] == 1:
+        return None
+    words = np.fromiter((" " not in term for term in tfidf.vocabulary), np.uint8, len(tfidf.vocabulary))
+    return np.tile(words, tfidf.num_features // len(words)) if words.any() else None
+
+
+def _of_columns(features: Features, columns: np.ndarray) -> Features:
+    """Features with the marked sparse columns only, scaled to unit length."""
+    rows = features.sparse
+    assert rows is not None
+    kept = columns[rows.indices] > 0
+    ends = np.concatenate([[0], np.cumsum(kept)])[rows.indptr]
+    sparse = csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
+    return Features(normalize_rows(sparse), features.dense)
+
+
+def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments) -> KNNRanker:
+    """
+    Indexes documents by their terms.
+
+    Args:
+        features ([`Features`]): The documents, sparse.
+        targets (`csr_matrix`): Their labels, `(documents, labels)`.
+        tree ([`LabelTree`]): The label tree.
+        arguments ([`KNNArguments`]): Options.
+    """
+    assert features.sparse is not None
+    index = InvertedIndex.from_rows(heaviest_terms(features.sparse, arguments.terms))
+    knn_index = KNNIndex(index.term_begin, index.term_rows, index.term_weights, *_label_lists(targets))
+    return KNNRanker(tree, knn_index, count=arguments.count, power=arguments.exponent)
+
+
+def index_vectors(vectors: np.ndarray, targets: csr_matrix) -> KNNVectors:
+    """Indexes documents by their vectors of unit length."""
+    return KNNVectors(vectors.astype(np.float16), *_label_lists(targets), targets.shape[1])
+
+
+def _label_lists(targets: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    return targets.indptr.astype(np.int64), targets.indices.astype(np.int32)

@@ -1,0 +1,172 @@
+"""Fits the last scorer on documents that the parts of the model have not seen, METHODS eq. 14."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
+from scipy.special import expit
+
+from ..features import Features
+from ..modeling_xmc import XMCForTextClassification
+from ..scorer import Scorer, default_scorer, unite
+
+# Documents that a scorer needs; with fewer the weights are fixed.
+MIN_DOCUMENTS = 200
+# Documents that are enough for a few dozen numbers.
+MAX_DOCUMENTS = 5000
+# Labels of each document that the calibration curve is fitted on, and where its points are among their logits.
+_SHOWN_LABELS = 10
+_CURVE_QUANTILES = (0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1)
+# Penalties of the squared weights, relative to the standard deviation of what they multiply, and of the squared
+# deviation of the calibration curve from the identity.
+_L2, _CURVE_L2 = 1.0, 1.0
+_LEAST_SLOPE = 1e-3
+
+
+def held_out_documents(count: int, seed: int) -> np.ndarray:
+    """Returns the rows of a random tenth of the documents, in order; none if they were too few to fit a scorer."""
+    size = min(count // 10, MAX_DOCUMENTS)
+    if size < MIN_DOCUMENTS:
+        return np.empty(0, dtype=np.int64)
+    return np.sort(np.random.default_rng(seed).choice(count, size, replace=False))
+
+
+def score_candidates(
+    model: XMCForTextClassification, features: Features, names: Sequence[str], num_threads: int | None = None
+) -> dict[str, np.ndarray]:
+    """
+    Returns the scores of parts for the candidates of documents.
+
+    Args:
+        model ([`XMCForTextClassification`]): A model with these parts.
+        features ([`Features`]): Documents, see [`~XMCForTextClassification.featurize`].
+        names (`Sequence[str]`): The parts.
+        num_threads (`int`, *optional*): Threads to use; all cores by default.
+
+    Returns:
+        `dict[str, np.ndarray]`: a row for each candidate: `document` (row of `features`), `label`, `scores` of all
+        parts, and their `differences` to the best scores of the document; and `count`, the number of documents.
+    """
+    assert model.label_tree is not None
+    num_labels, first = model.label_tree.num_labels, 0
+    rows: dict[str, list[np.ndarray]] = {"document": [], "label": [], "scores": [], "differences": []}
+    for parts in model.part_scores(features, names, _SHOWN_LABELS, num_threads=num_threads):
+        candidates = unite(parts, _SHOWN_LABELS)
+        document, column = np.nonzero(candidates >= 0)
+        scores = np.stack([parts[name].of(candidates, num_labels)[document, column] for name in names], axis=1)
+        best = np.stack([parts[name].best[document] for name in names], axis=1)
+        values = (document + first, candidates[document, column], scores, scores - best)
+        for name, array in zip(rows, values, strict=True):
+            rows[name].append(array)
+        first += len(candidates)
+    return {"count": np.array([first]), **{name: np.concatenate(arrays) for name, arrays in rows.items()}}
+
+
+def fit_scorer(
+    names: Sequence[str], chunks: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix, log_counts: np.ndarray
+) -> Scorer:
+    """
+    Fits the last scorer.
+
+    Args:
+        names (`Sequence[str]`): The parts.
+        chunks (`Iterable[Mapping[str, np.ndarray]]`): Results of [`score_candidates`] for the documents in order.
+        truth (`csr_matrix`): `(documents, labels)` indicator of their true labels; further columns are ignored.
+        log_counts (`np.ndarray`): `log(1 + n)` with the number of training documents of each label.
+
+    Returns:
+        [`Scorer`]: with the weights that minimise the logistic loss over the candidates, or with fixed weights if
+        there are fewer than `MIN_DOCUMENTS` documents or no candidate is true.
+    """
+    document, label, scores, differences = _join(chunks)
+    is_true = np.asarray(truth[document, label]).ravel() > 0
+    if truth.shape[0] < MIN_DOCUMENTS or not is_true.any() or is_true.all():
+        return default_scorer(names)
+    counts = log_counts[label].astype(np.float64)
+    frequency = (counts / max(log_counts.max(), 1e-6))[:, None]
+    columns = np.stack([scores, differences], axis=2)
+    # For each part: score and difference, each for rare and for frequent labels.
+    views = np.stack([columns * (1 - frequency[:, None]), columns * frequency[:, None]], axis=3)
+    design = np.hstack([views.reshape(len(label), -1), counts[:, None], counts[:, None] ** 2])
+    num_weights = 4 * len(names)
+    weights, bias = _fit_logistic(design, is_true, num_weights, _L2)
+    logits = design @ weights + bias
+    curve = _fit_curve(*_shown(document, logits, is_true))
+    return Scorer(
+        names,
+        weights[:num_weights].reshape(-1, 2, 2),
+        weights[num_weights:],
+        bias,
+        curve,
+        num_documents=truth.shape[0],
+    )
+
+
+def _join(chunks: Iterable[Mapping[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    documents, labels, scores, differences, first = [], [], [], [], 0
+    for chunk in chunks:
+        documents.append(chunk["document"] + first)
+        labels.append(chunk["label"])
+        scores.append(chunk["scores"].astype(np.float64))
+        differences.append(chunk["differences"].astype(np.float64))
+        first += int(chunk["count"][0])
+    return (*map(np.concatenate, (documents, labels, scores, differences)),)  # type: ignore[return-value]
+
+
+def _fit_logistic(
+    design: np.ndarray, truth: np.ndarray, num_positive: int, penalty: float
+) -> tuple[np.ndarray, float]:
+    """Logistic regression with an L2 penalty on standardised columns; the first coefficients are not negative."""
+    mean, deviation = design.mean(axis=0), design.std(axis=0)
+    deviation[deviation < 1e-9] = 1
+    columns = (design - mean) / deviation
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        weights, bias = parameters[:-1], parameters[-1]
+        logits = columns @ weights + bias
+        error = expit(logits) - truth
+        value = np.logaddexp(0, logits).sum() - logits[truth].sum() + penalty * (weights @ weights) / 2
+        return value, np.append(columns.T @ error + penalty * weights, error.sum())
+
+    share = truth.mean()
+    start = np.append(np.zeros(design.shape[1]), np.log(share / (1 - share)))
+    bounds = [(0 if i < num_positive else None, None) for i in range(len(start))]
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 1000}).x
+    weights = found[:-1] / deviation
+    return weights, float(found[-1] - weights @ mean)
+
+
+def _shown(document: np.ndarray, logits: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and truth of the best candidates of each document."""
+    order = np.lexsort((-logits, document))
+    begin = np.searchsorted(document[order], document[order])
+    shown = order[np.arange(len(order)) - begin < _SHOWN_LABELS]
+    return logits[shown], truth[shown]
+
+
+def _fit_curve(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """A piecewise linear, ascending map from logits to the logarithm of the odds, drawn towards the identity."""
+    points = np.unique(np.quantile(logits, _CURVE_QUANTILES))
+    if len(points) < 2:
+        points = logits[0] + np.array([-1.0, 1.0])
+    widths = np.diff(points)
+    # How far each logit has come within each interval, from 0 to 1.
+    ramps = np.clip((logits[:, None] - points[:-1]) / widths, 0, 1)
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        rises, start = parameters[:-1], parameters[-1]
+        odds = ramps @ rises + start
+        error = expit(odds) - truth
+        apart = np.append(rises / widths - 1, 0)
+        value = np.logaddexp(0, odds).sum() - odds[truth].sum() + _CURVE_L2 * (apart @ apart) / 2
+        gradient = np.append(ramps.T @ error, error.sum())
+        gradient[:-1] += _CURVE_L2 * apart[:-1] / widths
+        return value, gradient
+
+    identity = np.append(widths, points[0])
+    bounds = [*((_LEAST_SLOPE * width, None) for width in widths), (None, None)]
+    found = minimize(loss, identity, jac=True, method="L-BFGS-B", bounds=bounds).x
+    return np.stack([points, found[-1] + np.append(0, np.cumsum(found[:-1]))])

@@ -1,0 +1,307 @@
+"""Label vectors, votes by vectors and the last scorer: against slow oracles, scikit-learn, and in whole trainings."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import oracles
+import pytest
+from conftest import make_documents, train_linear
+from scipy.sparse import csr_matrix
+from scipy.special import expit, logit
+from sklearn.linear_model import LogisticRegression
+from small_problems import random_problem
+
+from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
+from hf_xmc.remote_code import code_files
+from hf_xmc.scorer import SCORER_FILE, PartScores, Scorer, default_scorer, unite
+from hf_xmc.tfidf import TfidfFeaturizer
+from hf_xmc.training.parts import index_vectors, make_label_vectors, word_columns
+from hf_xmc.training.scoring import MIN_DOCUMENTS, fit_scorer, held_out_documents
+
+
+def lists_of(targets):
+    return [row.indices.tolist() for row in targets]
+
+
+@pytest.mark.parametrize("marked", [None, "half"])
+def test_label_vectors_are_those_of_the_oracle(marked):
+    features, targets = random_problem(documents=40)
+    texts, _ = random_problem(seed=1, documents=targets.shape[1])
+    queries, _ = random_problem(seed=2, documents=6)
+    columns = None if marked is None else (np.arange(40) % 2).astype(np.uint8)
+    words = range(40) if columns is None else np.flatnonzero(columns).tolist()
+    vectors = make_label_vectors(features, targets, texts, columns)
+    rows, truth = features.sparse.toarray().astype(float).tolist(), lists_of(targets)
+    dense, query_rows = features.dense.astype(float).tolist(), queries.sparse.toarray().astype(float).tolist()
+    found = {name: vectors.scores(name, queries) for name in vectors.names}
+    assert list(found) == ["text_tfidf", "centroid_tfidf", "text_vector", "centroid_vector"]
+    for label in range(targets.shape[1]):
+        sparse_centroid = oracles.centroid(rows, truth, label, words)
+        dense_centroid = oracles.centroid(dense, truth, label, range(3))
+        text = texts.sparse[label].toarray()[0].astype(float)
+        for i, query in enumerate(query_rows):
+            own = [query[word] for word in words]
+            expected = {
+                "text_tfidf": oracles.cosine(own, [text[word] for word in words]),
+                "centroid_tfidf": oracles.cosine(own, sparse_centroid),
+                "text_vector": oracles.cosine(queries.dense[i].tolist(), texts.dense[label].tolist()),
+                "centroid_vector": oracles.cosine(queries.dense[i].tolist(), dense_centroid),
+            }
+            for name, value in expected.items():
+                assert found[name][i, label] == pytest.approx(value, abs=2e-3)  # vectors are float16
+
+
+def test_single_words_are_marked():
+    tfidf = TfidfFeaturizer(min_df=1, lead_words=2).fit(["solar energy", "wind"])
+    assert tfidf.vocabulary == ["energy", "solar", "solar energy", "wind"]
+    assert word_columns(tfidf).tolist() == [1, 1, 0, 1] * 2
+    assert word_columns(TfidfFeaturizer(min_df=1, ngram_range=(1, 1)).fit(["a word"])) is None
+
+
+def test_votes_by_vectors_are_those_of_the_oracle():
+    features, targets = random_problem(documents=50, sparse=0, dense=6)
+    queries, _ = random_problem(seed=1, documents=9, sparse=0, dense=6)
+    index = index_vectors(features.dense, targets)
+    index.count = 7
+    queries = queries.dense[2:]  # the first ones have no features
+    scores, labels = index.predict(queries, top_k=40)
+    for i, query in enumerate(queries.astype(float).tolist()):
+        votes = oracles.softmax_votes(query, features.dense.astype(float).tolist(), lists_of(targets), 7, 0.05)
+        found = {int(label): score for label, score in zip(labels[i], scores[i], strict=True) if label >= 0}
+        assert found == pytest.approx({label: vote for label, vote in votes.items() if vote > 1e-9}, abs=0.02)
+        assert sum(found.values()) == pytest.approx(sum(votes.values()), abs=0.02)
+
+
+def some_parts(rng, documents, labels):
+    """A part that scores all labels and one that knows the best five."""
+    matrix = rng.random((documents, labels)).astype(np.float32)
+    best = np.argsort(-rng.random((documents, labels)), axis=1)[:, :5]
+    scores = -np.sort(-rng.normal(size=(documents, 5)), axis=1).astype(np.float32)
+    return {"centroid_tfidf": PartScores.from_matrix(matrix, 4), "ranker": PartScores.from_list(scores, best)}
+
+
+def test_prediction_is_that_of_the_oracle():
+    rng = np.random.default_rng(0)
+    parts, counts = some_parts(rng, 8, 30), rng.integers(0, 50, 30)
+    weights, curve = rng.random((2, 2, 2)), np.array([[-3.0, 0.0, 1.0], [-2.0, 0.0, 4.0]])
+    scorer = Scorer(["ranker", "centroid_tfidf"], weights, [0.3, -0.1], -0.5, curve)
+    probabilities, labels = scorer.predict(parts, np.log1p(counts).astype(np.float32), 6)
+    ranker, centroids = parts["ranker"], parts["centroid_tfidf"]
+    for i in range(8):
+        proposed = set(ranker.labels[i].tolist()) | set(centroids.labels[i].tolist())
+        known = dict(zip(ranker.labels[i].tolist(), ranker.scores[i].tolist(), strict=True))
+        expected = {}
+        for label in proposed:
+            scores = [known.get(label, min(known.values())), float(centroids.matrix[i, label])]
+            best = [max(known.values()), float(centroids.matrix[i].max())]
+            value = oracles.last_logit(scores, best, weights, counts[label], counts.max(), (0.3, -0.1), -0.5)
+            points = [-3.0 - 1e6, *curve[0], 1.0 + 1e6], [-2.0 - 2e6 / 3, *curve[1], 4.0 + 4e6]
+            expected[label] = 1 / (1 + np.exp(-np.interp(value, *points)))
+        order = sorted(expected, key=lambda label: -expected[label])[:6]
+        assert labels[i].tolist() == order
+        assert probabilities[i] == pytest.approx([expected[label] for label in order], abs=1e-4)
+
+
+def test_candidates_are_united_without_repetition():
+    parts = some_parts(np.random.default_rng(1), 5, 12)
+    for row, candidates in enumerate(unite(parts, 3)):
+        kept = candidates[candidates >= 0].tolist()
+        assert kept == sorted({*parts["ranker"].labels[row].tolist(), *parts["centroid_tfidf"].labels[row].tolist()})
+
+
+def made_candidates(rng, documents=400, labels=20, each=8):
+    """Candidates whose truth follows a known logistic model of two parts."""
+    document = np.repeat(np.arange(documents), each)
+    label = np.concatenate([rng.choice(labels, each, replace=False) for _ in range(documents)])
+    scores = np.stack([rng.normal(size=len(label)), rng.random(len(label))], axis=1)
+    best = scores.reshape(documents, each, 2).max(axis=1)[document]
+    log_counts = np.log1p(rng.integers(1, 200, labels)).astype(np.float32)
+    frequency = (log_counts / log_counts.max())[label]
+    truth = rng.random(len(label)) < expit(2 * scores[:, 0] + (1 + frequency) * scores[:, 1] - 2)
+    chunk = {"document": document, "label": label, "scores": scores, "differences": scores - best}
+    targets = csr_matrix((truth.astype(np.float32), (document, label)), shape=(documents, labels))
+    return {"count": np.array([documents]), **chunk}, targets, log_counts, truth
+
+
+def test_the_fit_is_the_optimum_that_scikit_learn_finds():
+    chunk, targets, log_counts, truth = made_candidates(np.random.default_rng(2))
+    names = ["ranker", "centroid_tfidf"]
+    scorer = fit_scorer(names, [chunk], targets, log_counts)
+    assert scorer.num_documents == 400 and (scorer.weights >= 0).all()
+    counts = log_counts[chunk["label"]].astype(float)
+    frequency = counts / counts.max()
+    columns = []
+    for part in range(2):
+        for view in ("scores", "differences"):
+            columns += [chunk[view][:, part] * (1 - frequency), chunk[view][:, part] * frequency]
+    design = np.stack([*columns, counts, counts**2], axis=1)
+    standard = (design - design.mean(axis=0)) / design.std(axis=0)
+    found = np.append(scorer.weights.reshape(-1), scorer.count_weights) * design.std(axis=0)
+    # Where no weight is at its bound, the optimum is that without bounds.
+    free = found > 1e-6
+    free[-2:] = True
+    library = LogisticRegression(C=1.0, tol=1e-8, max_iter=10000).fit(standard[:, free], truth)
+    assert found[free] == pytest.approx(library.coef_[0], abs=5e-3)
+
+
+def test_a_part_without_information_gets_no_weight_and_a_misleading_one_none_either():
+    rng = np.random.default_rng(3)
+    chunk, targets, log_counts, _ = made_candidates(rng)
+    chunk["scores"][:, 1] = -chunk["scores"][:, 0]  # high where labels are false
+    chunk["differences"][:, 1] = 0
+    scorer = fit_scorer(["ranker", "centroid_tfidf"], [chunk], targets, log_counts)
+    assert scorer.weights[0].sum() > 0.5 and scorer.weights[1].max() < 0.05
+
+
+def test_probabilities_are_calibrated_on_other_documents():
+    rng = np.random.default_rng(4)
+    chunk, targets, log_counts, truth = made_candidates(rng, documents=2000)
+    # The score is a distorted logarithm of the odds: too steep above 0.
+    chunk["scores"][:, 0] = np.where(chunk["scores"][:, 0] > 0, 4, 1) * chunk["scores"][:, 0]
+    halves = []
+    for rows in (slice(0, 1000), slice(1000, 2000)):
+        own = (chunk["document"] >= rows.start) & (chunk["document"] < rows.stop)
+        part = {name: chunk[name][own] for name in ("document", "label", "scores", "differences")}
+        part["document"] = part["document"] - rows.start
+        halves.append(({"count": np.array([1000]), **part}, targets[rows], truth[own]))
+    scorer = fit_scorer(["ranker", "centroid_tfidf"], [halves[0][0]], halves[0][1], log_counts)
+    other, _, true = halves[1]
+    frequency = log_counts[other["label"]] / log_counts.max()
+    weights = scorer.weights.astype(float)
+    values = np.full(len(true), scorer.bias) + scorer.count_weights[0] * log_counts[other["label"]]
+    values += scorer.count_weights[1] * log_counts[other["label"]] ** 2
+    for part in range(2):
+        for view, name in enumerate(("scores", "differences")):
+            rare, frequent = weights[part, view]
+            values += ((1 - frequency) * rare + frequency * frequent) * other[name][:, part]
+    probabilities = scorer.probabilities(values)
+    error = 0.0
+    for group in np.array_split(np.argsort(probabilities), 10):
+        error += abs(probabilities[group].mean() - true[group].mean()) * len(group) / len(true)
+    assert error < 0.03
+    assert (np.diff(scorer.probabilities(np.linspace(-50, 50, 500))) >= 0).all()
+
+
+def test_few_documents_get_fixed_weights():
+    chunk, targets, log_counts, _ = made_candidates(np.random.default_rng(5), documents=MIN_DOCUMENTS - 1)
+    scorer = fit_scorer(["ranker", "knn_tfidf"], [chunk], targets, log_counts)
+    assert scorer.num_documents == 0
+    assert np.array_equal(scorer.weights, default_scorer(["ranker", "knn_tfidf"]).weights)
+
+
+def test_held_out_documents():
+    rows = held_out_documents(4000, seed=1)
+    assert len(rows) == 400 == len(set(rows)) and (np.diff(rows) > 0).all()
+    assert np.array_equal(rows, held_out_documents(4000, seed=1))
+    assert not np.array_equal(rows, held_out_documents(4000, seed=2))
+    assert len(held_out_documents(10 * MIN_DOCUMENTS - 1, seed=1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": ["ranker", "ranker"]}, "parts"),
+        ({"parts": ["ranker", "magic"]}, "parts"),
+        ({"weights": np.zeros((1, 2, 2))}, "shape"),
+        ({"weights": -np.ones((2, 2, 2))}, "negative"),
+        ({"bias": np.nan}, "finite"),
+        ({"curve": [[0, 1], [1, 0]]}, "ascend"),
+    ],
+)
+def test_wrong_numbers(change, message):
+    numbers = {"parts": ["ranker", "heads"], "weights": np.ones((2, 2, 2)), "count_weights": [0, 0], "bias": 0.0}
+    with pytest.raises(ValueError, match=message):
+        Scorer(**{**numbers, **change})
+
+
+# ---- In models ----
+
+
+@pytest.fixture(scope="module")
+def model_of_parts(tmp_path_factory):
+    """A linear model of all parts, its folder and trainer; fitted on a tenth of 2,000 documents."""
+    folder = tmp_path_factory.mktemp("parts")
+    train_linear(folder, make_documents(2000), similar_documents=True, method="xr-linear")
+    return folder
+
+
+def test_a_tenth_is_held_out_without_validation(model_of_parts):
+    model = XMCForTextClassification.from_pretrained(model_of_parts)
+    assert model.scorer.num_documents == 200
+    assert model.config.predict_with == "all"
+    assert set(model.scorer.parts) == {"ranker", "text_tfidf", "centroid_tfidf", "knn_tfidf"}
+    # In the end the parts know all documents.
+    assert len(model.knn.index.label_begin) - 1 == 2000 == model.labels.num_documents
+
+
+def test_validation_documents_fit_the_scorer(tmp_path):
+    args = XMCTrainingArguments(str(tmp_path), method="xr-linear", save_strategy="no", disable_tqdm=True)
+    trainer = XMCTrainer(args=args, train_dataset=make_documents(300), eval_dataset=make_documents(250, seed=1))
+    trainer.train()
+    assert trainer.model.scorer.num_documents == 250
+
+
+def test_files_and_single_parts(model_of_parts, tmp_path):
+    model = XMCForTextClassification.from_pretrained(model_of_parts)
+    texts = make_documents(30, seed=2)["text"][:]
+    expected = model.predict(texts, top_k=4)
+    model.save_pretrained(tmp_path)
+    assert XMCForTextClassification.from_pretrained(tmp_path).predict(texts, top_k=4) == expected
+    for name in model.available_parts:
+        predicted = model.predict(texts, top_k=2, predict_with=name)
+        # The names of these labels are not in the documents.
+        assert len(predicted) == 30 and any(predicted) == (name != "text_tfidf")
+    with pytest.raises(ValueError, match="heads"):
+        model.predict(texts, predict_with="heads")
+    assert {"scorer.py", "label_vectors.py"} <= {path.name for path in code_files()}
+
+
+def test_scores_are_probabilities(model_of_parts):
+    model = XMCForTextClassification.from_pretrained(model_of_parts)
+    test = make_documents(400, seed=3)
+    predicted = model.predict(test["text"][:], top_k=5)
+    shown = [pair for row in predicted for pair in row]
+    hits = [label in true for row, true in zip(predicted, test["labels"], strict=True) for label, _ in row]
+    probabilities = np.array([score for _, score in shown])
+    assert abs(probabilities.mean() - np.mean(hits)) < 0.05
+
+
+def test_batches_do_not_change_the_result(model_of_parts):
+    model = XMCForTextClassification.from_pretrained(model_of_parts)
+    texts = make_documents(40, seed=4)["text"][:]
+    one_by_one = [model.predict([text], top_k=3)[0] for text in texts]
+    for first, second in zip(model.predict(texts, top_k=3), one_by_one, strict=True):
+        assert [label for label, _ in first] == [label for label, _ in second]
+        assert [score for _, score in first] == pytest.approx([score for _, score in second], abs=1e-5)
+
+
+def test_the_lean_model_is_the_ranker_alone(tmp_path):
+    options = {"predict_with": "ranker", "label_text_weight": 0.0, "tfidf_min_df": 3, "tfidf_stemmer": "none"}
+    train_linear(tmp_path, make_documents(300), method="xr-linear", **options)
+    model = XMCForTextClassification.from_pretrained(tmp_path)
+    assert model.scorer is model.label_vectors is model.knn is None
+    assert not (tmp_path / SCORER_FILE).exists()
+    text = make_documents(1, seed=5)["text"][0]
+    assert model.predict([text], predict_with="ranker") == model.predict([text])
+    with pytest.raises(ValueError, match="predict_with"):
+        model.predict([text], predict_with="all")
+
+
+def test_damaged_scorer_file(model_of_parts, tmp_path):
+    model = XMCForTextClassification.from_pretrained(model_of_parts)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / SCORER_FILE
+    content = json.loads(path.read_text())
+    for change in ({"bias": None}, {"curve": [[1, 1], [0, 1]]}, {"parts": {"ranker": {"score": [1, 1]}}}):
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(ValueError, match=SCORER_FILE):
+            XMCForTextClassification.from_pretrained(tmp_path)
+
+
+def test_logits_of_a_single_candidate():
+    part = PartScores.from_list(np.array([[2.0]], np.float32), np.array([[0]]))
+    scorer = Scorer(["ranker"], np.ones((1, 2, 2)), [0, 0], 0.0)
+    probabilities, labels = scorer.predict({"ranker": part}, np.zeros(1, np.float32), 1)
+    assert labels.tolist() == [[0]] and logit(float(probabilities[0, 0])) == pytest.approx(2.0, abs=1e-5)
