@@ -323,7 +323,9 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
         if counts.repeated:
             lines.append(("  joined", f"{counts.repeated:,} rows with a text or id that occurred before", ""))
     if held_out:
-        lines.append(("  held out", f"{held_out:,} of {documents['train']:,}: half to tune, half to measure", "--holdout"))
+        lines.append(
+            ("  held out", f"{held_out:,} of {documents['train']:,}: half to tune, half to measure", "--holdout")
+        )
     elif len(documents) > 1:
         lines.append(("  splits", ", ".join(f"{name} {count:,}" for name, count in documents.items()), ""))
     for name, what, option in lines:
