@@ -1,25 +1,26 @@
 """
 Extreme multi-label text classification in the Hugging Face ecosystem.
 
-Importing the package registers its configurations with `AutoConfig`. The models (`AutoModel`,
-`AutoModelForSequenceClassification`) and the pipeline of the task `extreme-text-classification` are registered when
-the first configuration is created, which is how `AutoModel.from_pretrained` and `pipeline` start. All other modules
-are imported on first use.
+Importing the package registers its configurations with `AutoConfig`, now or as soon as transformers is imported. The
+models (`AutoModel`, `AutoModelForSequenceClassification`) and the pipeline of the task `extreme-text-classification`
+are registered when the first configuration is created, which is how `AutoModel.from_pretrained` and `pipeline` start.
+All other modules are imported on first use, so that `hf-xmc --help` does without torch and transformers.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig
-
-from .configuration_xmc import TASK, RegisteredTask, SelfContainedConfig, XMCConfig, XMCEnsembleConfig
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .configuration_xmc import XMCConfig, XMCEnsembleConfig
     from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
     from .ensemble_xmc import XMCEnsemble
     from .evaluation import XMCMetrics
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
     from .pipeline_xmc import ExtremeTextClassificationPipeline
     from .tfidf import TfidfFeaturizer
     from .training.arguments import XMCTrainingArguments
+    from .training.run import train
     from .training.trainer import XMCTrainer
 
 _LAZY = {
+    "TASK": "configuration_xmc",
+    "XMCConfig": "configuration_xmc",
+    "XMCEnsembleConfig": "configuration_xmc",
     "ExtremeTextClassificationPipeline": "pipeline_xmc",
     "Features": "features",
     "LabelTree": "label_tree",
@@ -51,6 +56,7 @@ _LAZY = {
     "load_sample": "data",
     "load_xmc_dataset": "data",
     "prepare_dataset": "data",
+    "train": "training.run",
 }
 
 __all__ = [
@@ -73,6 +79,7 @@ __all__ = [
     "load_xmc_dataset",
     "pipeline",
     "prepare_dataset",
+    "train",
 ]
 
 
@@ -102,15 +109,10 @@ def pipeline(
     """
     from transformers import pipeline as make_pipeline
 
+    from .configuration_xmc import TASK
+
     _register_models()
     return make_pipeline(TASK, model=model, **kwargs)
-
-
-def _register_configurations() -> None:
-    for config_class in (XMCConfig, XMCEnsembleConfig):
-        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-    SelfContainedConfig.custom_pipelines = RegisteredTask({TASK: {}})
-    SelfContainedConfig._register_models = _register_models
 
 
 @cache
@@ -118,6 +120,7 @@ def _register_models() -> None:
     from transformers import AutoModel, AutoModelForSequenceClassification
     from transformers.pipelines import PIPELINE_REGISTRY
 
+    from .configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
     from .ensemble_xmc import XMCEnsemble
     from .modeling_xmc import XMCForTextClassification
     from .pipeline_xmc import ExtremeTextClassificationPipeline
@@ -129,4 +132,41 @@ def _register_models() -> None:
         PIPELINE_REGISTRY.register_pipeline(TASK, ExtremeTextClassificationPipeline, pt_model=AutoModel, type="text")
 
 
-_register_configurations()
+_AUTO_CONFIG, _CONFIGURATIONS = "transformers.models.auto.configuration_auto", f"{__name__}.configuration_xmc"
+
+
+def _register_configurations() -> None:
+    """Registers the configurations. Called when either module is imported; the second one completes it."""
+    if _CONFIGURATIONS not in sys.modules:
+        import_module(_CONFIGURATIONS)  # which calls this function again
+        return
+    module, auto = sys.modules[_CONFIGURATIONS], sys.modules[_AUTO_CONFIG]
+    if not hasattr(module, "RegisteredTask"):  # it is being imported, and will call this function at its end
+        return
+    for config_class in (module.XMCConfig, module.XMCEnsembleConfig):
+        auto.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    module.SelfContainedConfig.custom_pipelines = module.RegisteredTask({module.TASK: {}})
+    module.SelfContainedConfig._register_models = _register_models
+
+
+class _RegisterAfterImport:
+    """Finder that calls `_register_configurations` after the import of either module."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in (_AUTO_CONFIG, _CONFIGURATIONS) else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _register_configurations()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _RegisterAfterImport)  # type: ignore[arg-type]
+if _AUTO_CONFIG in sys.modules:
+    _register_configurations()

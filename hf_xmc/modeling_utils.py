@@ -205,10 +205,7 @@ class XMCPreTrainedModel(SelfContainedModel):
     scorer: Scorer | None
     tokenizer: Any
 
-    @property
-    def available_parts(self) -> list[str]:
-        """The parts that can score labels, see [`Scorer`]."""
-        raise NotImplementedError
+    available_parts: Any
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -218,6 +215,13 @@ class XMCPreTrainedModel(SelfContainedModel):
             init.zeros_(module.bias)
         elif isinstance(module, XMCPreTrainedModel):
             init.ones_(module.anchor)
+
+    def __repr__(self) -> str:
+        """Method, labels and size; `model.encoder` shows the layers."""
+        labels = 0 if self.labels is None else len(self.labels)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters())
+        size += 0 if self.ranker is None else self.ranker.num_bytes
+        return f"{type(self).__name__}(method={self.config.method!r}, {labels:,} labels, {size / 1e6:,.0f} MB)"
 
     @property
     def vector_size(self) -> int:

@@ -2,15 +2,16 @@
 Kills a training, an upload and a prediction at random moments and resumes them until they end. The model, the
 repository and the predictions must equal those of an uninterrupted run, to the last bit.
 
-`python tests/kills.py --kills 30` prints when each kill came and what was compared. `test_kills.py` runs few kills.
+`python tests/kills.py --kills 30` prints each kill and what was compared. `test_processes.py` runs few kills.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import random
-import select
 import signal
 import sys
 import tempfile
@@ -74,6 +75,13 @@ def work(folder: Path, encoder: Path, data: Path, method: str, say: Any) -> None
     say("end")
 
 
+def work_in_child(connection: Any, log: Path, arguments: tuple[Any, ...]) -> None:
+    """Runs [`work`], sends its events and writes its output to a file."""
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+    work(*arguments, say=connection.send)
+
+
 def run(arguments: tuple[Any, ...], log: Path, kill_at: tuple[int, float] | None) -> list[tuple[str, float]] | None:
     """
     Runs [`work`] in a child process.
@@ -86,47 +94,27 @@ def run(arguments: tuple[Any, ...], log: Path, kill_at: tuple[int, float] | None
     Returns:
         The events and their times; `None` if it was killed.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(reading)
-            with open(log, "a") as file:
-                os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-            work(*arguments, say=lambda name: os.write(writing, f"{name}\n".encode()))
-            code = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(code)
-    os.close(writing)
+    context = multiprocessing.get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
+    child = context.Process(target=work_in_child, args=(writing, log, arguments))
+    child.start()
+    writing.close()
     stages: list[tuple[str, float]] = []
     due: float | None = None
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        rest = b""
+    with contextlib.suppress(EOFError, OSError):  # the child has ended, perhaps within an event
         while True:
-            patience = None if due is None else max(0.0, due - time.monotonic())
-            if not select.select([pipe], [], [], patience)[0]:
-                os.kill(child, signal.SIGKILL)
+            if not reading.poll(None if due is None else max(0.0, due - time.monotonic())):
+                child.kill()
                 due = None
                 continue
-            content = pipe.read(4096)
-            if not content:
-                break
-            *lines, rest = (rest + content).split(b"\n")
-            for line in lines:
-                stages.append((line.decode(), time.monotonic()))
-                if kill_at is not None and len(stages) - 1 == kill_at[0]:
-                    due = time.monotonic() + kill_at[1]
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            stages.append((reading.recv(), time.monotonic()))
+            if kill_at is not None and len(stages) - 1 == kill_at[0]:
+                due = time.monotonic() + kill_at[1]
+    child.join()
+    if child.exitcode == -signal.SIGKILL:
         return None
-    if status:
-        raise AssertionError(f"The run ended with {status}:\n{log.read_text()[-5000:]}")
+    if child.exitcode:
+        raise AssertionError(f"The run ended with {child.exitcode}:\n{log.read_text()[-5000:]}")
     return stages
 
 

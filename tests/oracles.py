@@ -261,8 +261,8 @@ def level_objective(weights, documents, targets, chosen, loss_weights, loss, pri
     return total
 
 
-# ---- Label-aware fine-tuning, equation (15). Vectors of documents and of the texts of the labels 0, 1, ...; `read`
-# are the labels whose texts are in the batch, `drawn` positives and `truth` all true labels of each document.
+# ---- Label-aware fine-tuning, eq. 15. Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the
+# labels whose texts are in the batch, `drawn` lists of positives and `truth` of all true labels of each document.
 
 
 def pair_loss(documents, texts, read, drawn, truth, temperature=0.05):
@@ -302,25 +302,11 @@ def log_probability(loss, logit):
     return -math.log(1 + math.exp(-logit))
 
 
-def exhaustive_scores(logits, child_offsets, loss, ranking):
-    """The score of every node of the last level given: the sum of log probabilities of its path, or its own logit."""
-    if ranking == "leaf":
-        return logits[-1]
-    scores = np.zeros((len(logits[0]), 1))
-    for level, level_logits in enumerate(logits):
-        below = np.zeros(level_logits.shape)
-        for document in range(len(level_logits)):
-            for parent in range(len(child_offsets[level]) - 1):
-                for child in range(child_offsets[level][parent], child_offsets[level][parent + 1]):
-                    step = log_probability(loss, level_logits[document, child])
-                    below[document, child] = scores[document, parent] + step
-        scores = below
-    return scores
-
-
 def beam_scores(logits, child_offsets, loss, ranking, beam_size, start=None):
     """
-    As `exhaustive_scores`, but only below the `beam_size` best nodes of each level; -inf out of reach.
+    Score of every node of the last level below the `beam_size` best nodes of each level; -inf out of reach.
+
+    It is the sum of the log probabilities of the path, or the node's own logit (`ranking="leaf"`).
 
     A search begins at the root, or at each document's (logarithm of the probability, node) pairs in `start`: logits
     and offsets are then those of the levels below.

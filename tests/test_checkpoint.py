@@ -140,6 +140,9 @@ DAMAGES = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_checkpoint_is_skipped(tmp_path, caplog, kind):
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / ".checkpoint-3.partial").mkdir()
+    assert last_checkpoint(tmp_path) is None and last_checkpoint(tmp_path / "nowhere") is None
     whole = [make_checkpoint(tmp_path, step) for step in (9, 10, 100)]
     assert last_checkpoint(tmp_path) == str(whole[-1]) and find_damage(whole[-1]) is None
     DAMAGES[kind](whole[-1])
@@ -148,10 +151,3 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, caplog, kind):
     with caplog.at_level(logging.WARNING, "hf_xmc"):
         assert last_checkpoint(tmp_path) == str(whole[1])
     assert "checkpoint-100" in caplog.text and file in caplog.text
-
-
-def test_without_any_checkpoint(tmp_path):
-    (tmp_path / "checkpoint-best").mkdir()
-    (tmp_path / ".checkpoint-3.partial").mkdir()
-    assert last_checkpoint(tmp_path) is None
-    assert last_checkpoint(tmp_path / "nowhere") is None

@@ -116,8 +116,12 @@ def test_max_depth(max_depth):
     assert tree.depth == max_depth and sorted(tree.leaf_labels.tolist()) == list(range(600))
 
 
-def test_two_clusters_are_a_fixed_point_of_spherical_two_means():
-    labels = random_labels(31, seed=6)
+@pytest.mark.parametrize("alike", [0, 12])
+def test_two_clusters_are_a_fixed_point_of_spherical_two_means(alike):
+    # Where some labels are alike, the sum of their cluster is longer than that of the other.
+    rows = random_labels(31, seed=7).sparse.toarray()
+    rows[2 : 2 + alike, 0] += 2
+    labels = Features(csr_matrix(rows)).normalized()
     tree = build_tree(labels, TreeArguments(kmeans_iterations=200))
     left, right = leaf_groups(tree)
     assert (len(left), len(right)) == (16, 15)

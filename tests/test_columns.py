@@ -39,16 +39,6 @@ def test_wrong_column_names(mapping, message):
         prepare_dataset(Dataset.from_dict({"title": ["a"], "tags": [["x"]]}), mapping)
 
 
-def test_close_name_is_suggested():
-    with pytest.raises(ValueError, match=r'column_mapping={"label": "labels"}'):
-        prepare_dataset(Dataset.from_dict({"text": ["a"], "label": [["x"]]}))
-
-
-def test_labels_are_optional_for_prediction():
-    dataset = Dataset.from_dict({"text": ["a"]})
-    assert prepare_dataset(dataset, require_labels=False)[:] == {"text": ["a"]}
-
-
 @pytest.mark.parametrize("container", [List, LargeList, Sequence])
 def test_class_labels_become_names(container):
     features = Features({"text": Value("string"), "labels": container(ClassLabel(names=["x\ty", "z"]))})
@@ -98,7 +88,9 @@ def test_wrong_types(columns, message):
         prepare_dataset(Dataset.from_dict(columns))
 
 
-def test_no_documents_and_no_dataset():
+def test_no_documents_columns_or_dataset():
+    with pytest.raises(ValueError, match=r'column_mapping={"label": "labels"}'):
+        prepare_dataset(Dataset.from_dict({"text": ["a"], "label": [["x"]]}))
     features = Features({"text": Value("string"), "labels": List(Value("string"))})
     with pytest.raises(ValueError, match="empty"):
         prepare_dataset(Dataset.from_dict({"text": [], "labels": []}, features=features))

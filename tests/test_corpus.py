@@ -205,6 +205,9 @@ def test_bad_documents_are_found_before_any_work(model_folder, tmp_path, capsys,
         (["*.none"], "`*.none`"),
         (["-"], "Standard input"),
         (["--part-size", "0"], "`part_size`"),
+        (["--beam-size", "-1"], "`beam_size`"),
+        (["--threshold", "nan"], "`threshold`"),
+        (["--num-threads", "0"], "`num_threads`"),
     ],
 )
 def test_mistakes(model_folder, tmp_path, capsys, monkeypatch, flags, message):

@@ -216,19 +216,13 @@ def test_settings_are_checked(folders, options):
         XMCEnsemble.from_members(folders[:2], **options)
 
 
-def test_no_members():
-    with pytest.raises(ValueError, match="members"):
-        XMCEnsemble.from_members([])
-
-
-def test_a_missing_member(ensemble_folder, tmp_path):
+def test_missing_members_and_other_models(ensemble_folder, tiny_encoder, model_folder, tmp_path):
     folder = shutil.copytree(ensemble_folder, tmp_path / "copy")
     shutil.rmtree(folder / "member-2")
     with pytest.raises(FileNotFoundError, match=r"member-2.*config\.json"):
         AutoModel.from_pretrained(folder)
-
-
-def test_members_that_are_no_models(ensemble_folder, tiny_encoder, model_folder):
+    with pytest.raises(ValueError, match="members"):
+        XMCEnsemble.from_members([])
     for folder, kind in ((ensemble_folder, "hf-xmc-ensemble"), (tiny_encoder, "bert")):
         with pytest.raises(ValueError, match=f"'{kind}'.*'hf-xmc'"):
             XMCEnsemble.from_members([model_folder, folder])

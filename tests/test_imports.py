@@ -77,7 +77,7 @@ def test_importing_is_lazy_and_registers_the_models():
 import logging, os, sys
 environment, handlers = dict(os.environ), list(logging.getLogger().handlers)
 import hf_xmc
-assert "datasets" not in sys.modules and "pandas" not in sys.modules
+assert not {"torch", "transformers", "datasets", "pandas", "numba"} & set(sys.modules)
 assert not [name for name in sys.modules if name.startswith(("hf_xmc.training", "hf_xmc.data", "hf_xmc.cli"))]
 assert dict(os.environ) == environment and logging.getLogger().handlers == handlers
 # Linear rankers do without transformers' models, whose import takes seconds and a hundred megabytes.
@@ -93,6 +93,30 @@ assert type(AutoModel.from_config(hf_xmc.XMCConfig())) is hf_xmc.XMCForTextClass
 assert PIPELINE_REGISTRY.check_task(hf_xmc.TASK)[1]["impl"] is hf_xmc.ExtremeTextClassificationPipeline
 """
     assert run_python(code) == ""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["train", "--help"], ["predict", "--help"], ["predict"]])
+def test_help_is_there_at_once(argv):
+    code = f"""
+import contextlib, io, sys
+from contextlib import redirect_stderr, redirect_stdout
+from hf_xmc.cli.main import main
+with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    main({argv!r})
+print(sorted({{"torch", "transformers", "datasets", "numba", "numpy"}} & set(sys.modules)))
+"""
+    assert run_python(code) == "[]\n"
+
+
+@pytest.mark.parametrize("first", ["transformers", "hf_xmc", "hf_xmc.modeling_xmc"])
+def test_configurations_are_registered_whatever_is_imported_first(first):
+    code = f"""
+import {first}
+import hf_xmc
+from transformers import AutoConfig
+print(type(AutoConfig.for_model("hf-xmc")) is hf_xmc.XMCConfig)
+"""
+    assert run_python(code) == "True\n"
 
 
 def test_a_configuration_from_another_process_registers_the_models():

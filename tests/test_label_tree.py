@@ -169,9 +169,6 @@ def test_from_taxonomy_of_several_parents_or_places():
         LabelTree.from_taxonomy(["a", "b"], {"a": ["x", "y"]})
     with pytest.raises(ValueError, match="'a'"):
         LabelTree.from_taxonomy(["a", "b", "a"], {"a": "x"})
-
-
-def test_from_taxonomy_without_labels():
     with pytest.raises(ValueError, match="children"):
         LabelTree.from_taxonomy([], {"a": "b"})
 
@@ -215,11 +212,8 @@ def test_targets_take_any_way_of_writing_the_same_labels():
         assert np.array_equal(other.toarray(), expected.toarray())
     assert untidy.data.tolist() == [1, 1, 0, 1, 3, 1]
     assert np.array_equal(binarized(untidy).toarray(), plain.toarray())
-
-
-def test_targets_of_other_labels():
     with pytest.raises(ValueError, match="4.*3"):
-        LabelTree.flat(3).targets(csr_matrix((2, 4)))
+        tree.targets(csr_matrix((2, 4)))
 
 
 def test_save_and_load_bit_equal(tmp_path):

@@ -123,14 +123,11 @@ def test_file_keeps_strange_names(tmp_path):
     "content",
     ["{}", "[1]", '{"names": ["a", "a"], "counts": [1, 1], "num_documents": 2}', '{"names": ["a"], "counts"'],
 )
-def test_damaged_files(tmp_path, content):
+def test_missing_and_damaged_files(tmp_path, content):
+    with pytest.raises(FileNotFoundError, match=r"labels\.json"):
+        Labels.from_pretrained(tmp_path)
     (tmp_path / "labels.json").write_text(content)
     with pytest.raises(ValueError, match=r"labels\.json"):
-        Labels.from_pretrained(tmp_path)
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"labels\.json"):
         Labels.from_pretrained(tmp_path)
 
 
@@ -158,12 +155,6 @@ def test_empty_labels_name_their_row(rows, row):
         Labels.from_dataset(make(rows))
 
 
-@pytest.mark.parametrize("rows", [[], [[], []], [None, []]])
-def test_no_labels_at_all(rows):
-    with pytest.raises(ValueError, match="column `labels`"):
-        Labels.from_dataset(make(rows))
-
-
 def test_wrong_columns_and_types():
     with pytest.raises(ValueError, match="labels.*tags"):
         Labels.from_dataset(Dataset.from_dict({"tags": [["a"]]}))
@@ -173,6 +164,9 @@ def test_wrong_columns_and_types():
         Labels.from_dataset(Dataset.from_dict({"labels": ["a b"]}))
     with pytest.raises(TypeError, match="DatasetDict"):
         Labels.from_dataset(DatasetDict({"train": make(ROWS)}))
+    for rows in ([], [[], []], [None, []]):
+        with pytest.raises(ValueError, match="column `labels`"):
+            Labels.from_dataset(make(rows))
 
 
 def test_empty_dataset_encodes_to_no_rows():

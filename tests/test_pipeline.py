@@ -106,7 +106,11 @@ def test_threshold(tag, texts, expected):
     assert tag("", threshold=0.9) == []
 
 
-def test_bad_input(tag):
+def test_bad_input(tag, model_folder, tiny_encoder):
+    with pytest.raises(TypeError, match="topk"):
+        pipeline(TASK, model=str(model_folder), topk=3)
+    with pytest.raises(ValueError, match=str(tiny_encoder)):
+        hf_xmc.pipeline(str(tiny_encoder))
     with pytest.raises(TypeError, match="topk"):
         tag("topic07", topk=3)
     with pytest.raises(TypeError, match="NoneType"):
@@ -115,16 +119,6 @@ def test_bad_input(tag):
         tag({"title": "topic07"})
     with pytest.raises(ValueError, match="`top_k`"):
         tag("topic07", top_k=0)
-
-
-def test_a_misspelt_parameter_at_construction(model_folder):
-    with pytest.raises(TypeError, match="topk"):
-        pipeline(TASK, model=str(model_folder), topk=3)
-
-
-def test_a_model_of_another_kind_is_refused(tiny_encoder):
-    with pytest.raises(ValueError, match=str(tiny_encoder)):
-        hf_xmc.pipeline(str(tiny_encoder))
 
 
 def test_a_model_that_comes_from_another_process(model_folder, texts, expected):

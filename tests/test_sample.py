@@ -33,20 +33,6 @@ def test_its_splits_by_name(sample):
             load_split("sample", wrong)
 
 
-def test_every_label_can_be_learnt(sample):
-    labels = Labels.from_dataset(sample["train"])
-    assert len(labels) >= 2_000 and labels.counts.min() >= 5
-    for split in sample.values():
-        encoded = labels.encode(split, keep_unseen=True)
-        assert encoded.shape[1] == len(labels)
-        assert encoded.getnnz(axis=1).min() >= 2
-
-
-def test_splits_share_no_text(sample):
-    texts = [text for split in sample.values() for text in split["text"]]
-    assert len(set(texts)) == len(texts) and all(text.strip() for text in texts)
-
-
 def test_readme_has_the_numbers_and_licences(sample):
     readme = (SAMPLE_FOLDER / "README.md").read_text(encoding="utf-8")
     assert f"{len(Labels.from_dataset(sample['train'])):,} subjects" in readme

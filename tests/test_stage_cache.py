@@ -126,6 +126,9 @@ def test_an_interrupted_ranker_goes_on(tmp_path, monkeypatch):
     assert same_weights(again, whole)
     blocks = sum(len(range(0, int(size), 16)) for size in np.diff(tree.child_offsets[-1]))
     assert 0 < done[-1][2] < blocks  # of the last level only what was missing was trained
+    other = RankerArguments(C=2.0)
+    trained = [train_ranker(features, targets, tree, other, Runtime(1, cache=cache)) for cache in (work, NO_CACHE)]
+    assert same_weights(*trained) and not same_weights(trained[0], whole)
 
 
 # ---- Files that are whole or not there ----

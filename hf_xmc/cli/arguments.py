@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,12 +16,16 @@ from transformers import AutoModel, HfArgumentParser
 from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
+from ..data.documents import is_prepared_data, load_documents
 from ..data.readers import join_splits, split_names
 from ..modeling_utils import PredictMixin
 from ..serialization import resolve_file
 from ..training.options import explain_old_name
+from ..training.progress import LOGS, quiet_libraries
+from ..training.record import TrainingRecord
+from .parsers import closest, parse_mapping
 
-DTYPES = ("float32", "bfloat16", "float16")
+TABLE_OPTIONS = ("text_column", "label_column", "encoding", "separator", "sheet")
 
 
 @dataclass
@@ -34,19 +38,46 @@ class DataArguments:
     column_mapping: dict | str | None = field(
         default=None, metadata={"help": 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'}
     )
-    label_delimiter: str | None = field(default=None, metadata={"help": "Separator of labels in a string column."})
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the texts; by default it is found by its name and its values."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": "Column of the labels; by default it is found by its name and its values."}
+    )
+    label_delimiter: str | None = field(
+        default=None, metadata={"help": "Separator of labels in a string column; by default it is found."}
+    )
+    encoding: str | None = field(default=None, metadata={"help": "Encoding of a csv file; by default it is found."})
+    separator: str | None = field(
+        default=None, metadata={"help": "Separator of the columns of a csv file; by default it is found."}
+    )
+    sheet: str | None = field(default=None, metadata={"help": "Sheet of an Excel file."})
     label_texts: bool = field(
         default=False, metadata={"help": "Read the texts of the labels from the folder (labels.parquet or .csv)."}
     )
     train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
-        default=None, metadata={"help": "Split for evaluation during training, early stopping and `heads_weight`."}
+        default=None, metadata={"help": "Split for evaluation during training, early stopping and the last scorer."}
     )
     eval_split: str | None = field(default=None, metadata={"help": "Split to measure on after training."})
+    holdout: float = field(
+        default=0.1,
+        metadata={"help": "Share of the documents to hold out if `hf-xmc train DATA` gets data without splits."},
+    )
+    final_train: bool = field(
+        default=True, metadata={"help": "Whether to train on the documents held out, too, after measuring."}
+    )
+    log: str = field(
+        default="text",
+        metadata={"help": "What is printed: a line per stage, JSON lines, nothing.", "choices": LOGS},
+    )
 
     def __post_init__(self) -> None:
         if not self.dataset:
-            raise ValueError("`dataset` is missing: write `dataset: ...` in the recipe or give `--dataset PATH`.")
+            raise ValueError(
+                "The data is missing. Write `hf-xmc train FILE -o FOLDER`, give `--dataset PATH`, or write `dataset: "
+                "...` in the recipe."
+            )
         if isinstance(self.column_mapping, str):
             self.column_mapping = parse_mapping(self.column_mapping)
         for option in ("validation_split", "eval_split"):
@@ -65,7 +96,18 @@ class DataArguments:
     def load(self, split: str) -> Dataset:
         """Loads one split."""
         assert self.dataset is not None and not isinstance(self.column_mapping, str)
-        return load_split(self.dataset, split, self.column_mapping, self.label_delimiter)
+        return load_split(self.dataset, split, **data_options(self))
+
+
+def data_options(args: Any, model: str | None = None) -> dict[str, Any]:
+    """The options of [`load_split`] among arguments, and the columns that a model was trained on."""
+    options = {name: getattr(args, name) for name in ("column_mapping", "label_delimiter", *TABLE_OPTIONS)}
+    return {**options, "known": None if model is None else recorded_columns(model)}
+
+
+def recorded_columns(model: str) -> dict[str, Any]:
+    """The columns of the data that a model was trained on, from its record; empty if it has none."""
+    return (TrainingRecord.load(model).columns if os.path.isdir(model) else None) or {}
 
 
 def load_split(
@@ -73,9 +115,13 @@ def load_split(
     split: str | None,
     column_mapping: dict[str, str] | None = None,
     label_delimiter: str | None = None,
-    require_labels: bool = True,
+    **options: Any,
 ) -> Dataset:
-    """Loads one split of a dataset; `sample` is the bundled one."""
+    """
+    Loads one split of a dataset with labels; `sample` is the bundled one.
+
+    Columns that are not named are found, see [`load_documents`]. Its other arguments may be given.
+    """
     if path == "sample":
         splits = load_sample()
         if column_mapping or label_delimiter:
@@ -84,36 +130,30 @@ def load_split(
         if not set(names) <= set(splits):
             raise ValueError(f"The sample has no split `{split}`; it has {', '.join(splits)}.")
         return join_splits({name: splits[name] for name in names})
-    loaded = load_xmc_dataset(
-        path, split, column_mapping=column_mapping, label_delimiter=label_delimiter, require_labels=require_labels
-    )
-    if isinstance(loaded, DatasetDict):
-        if len(loaded) > 1:
-            raise ValueError(f"`{path}` has the splits {', '.join(loaded)}. Choose one with `--split`.")
-        (loaded,) = loaded.values()
-    return loaded
+    if not column_mapping and not is_prepared_data(path, split):
+        found = load_documents(path, split, label_delimiter=label_delimiter, **options)
+        return _only_split(path, found.splits)
+    loaded = load_xmc_dataset(path, split, column_mapping=column_mapping, label_delimiter=label_delimiter)
+    return _only_split(path, loaded) if isinstance(loaded, DatasetDict) else loaded
+
+
+def _only_split(path: str, splits: Mapping[str, Dataset]) -> Dataset:
+    if len(splits) > 1:
+        raise ValueError(f"`{path}` has the splits {', '.join(splits)}. Choose one with `--split`.")
+    (dataset,) = splits.values()
+    return dataset
 
 
 def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> Any:
     """Loads a trained model or ensemble from a folder or the Hub, in the given precision."""
+    if not os.path.isdir(name_or_path) and name_or_path.count("/") != 1:
+        raise FileNotFoundError(f"There is no model in `{name_or_path}`. Give its folder, or its Hub id `owner/name`.")
     resolve_file(name_or_path, CONFIG_NAME)
-    model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}), **options)
+    with quiet_libraries():
+        model = AutoModel.from_pretrained(name_or_path, **({} if dtype is None else {"dtype": dtype}), **options)
     if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, not a model of hf_xmc.")
     return model
-
-
-def parse_mapping(text: str) -> dict[str, str]:
-    """Reads a column mapping from JSON."""
-    try:
-        mapping = json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f'The column mapping {text!r} is not JSON ({error}). Write \'{{"title": "text"}}\'.'
-        ) from error
-    if not isinstance(mapping, dict):
-        raise ValueError(f'The column mapping {text!r} is not a JSON object. Write \'{{"title": "text"}}\'.')
-    return mapping
 
 
 class OptionFormatter(argparse.HelpFormatter):
@@ -167,6 +207,16 @@ class RecipeParser(HfArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
         """The dataclasses, filled."""
+        values = self.parse_values(argv)
+        return tuple(kind(**self.values_of(kind, values)) for kind in self.dataclass_types)
+
+    @staticmethod
+    def values_of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the fields of one dataclass."""
+        return {declared.name: values[declared.name] for declared in fields(kind) if declared.init}
+
+    def parse_values(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values of all options."""
         recipe, rest = argparse.ArgumentParser(add_help=False, allow_abbrev=False), list(argv)
         recipe.add_argument("--config")
         path = recipe.parse_known_args(rest)[0].config
@@ -179,11 +229,7 @@ class RecipeParser(HfArgumentParser):
                 explain_old_name(flag.removeprefix("--").replace("-", "_"))
                 or f"`{flag}` is not an option.{closest(flag, known)}"
             )
-        values = vars(namespace)
-        return tuple(
-            kind(**{declared.name: values[declared.name] for declared in fields(kind) if declared.init})
-            for kind in self.dataclass_types
-        )
+        return vars(namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raises an error; the base class would print the usage and exit."""
@@ -216,9 +262,3 @@ def read_recipe(path: str, names: Sequence[str]) -> dict[str, Any]:
             reason = explain_old_name(str(key)) or f"`{key}` is not an option.{closest(str(key), names)}"
             raise ValueError(f"{path}: {reason}")
     return content
-
-
-def closest(name: str, names: Iterable[str]) -> str:
-    """A hint at the most similar name, if any."""
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" Did you mean `{close[0]}`?" if close else ""

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 
 from tqdm.auto import tqdm
 from transformers.utils import CONFIG_NAME
 
-from ..ensemble_xmc import COMBINATIONS
 from ..hub.model_card import forget_model
-from ..inference.predict import BATCH_SIZE
 from ..parallel.stage_cache import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
-from .arguments import load_split, parse_mapping
-
-DESCRIPTION = """
-Combines trained models with the same labels into one folder, which is evaluated and used like any other model. With
---validation, the weights are chosen on documents that were not used for training.
-"""
+from .arguments import data_options, load_split
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
-    parser = argparse.ArgumentParser(prog="hf-xmc ensemble", description=DESCRIPTION)
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="folders or Hub ids of the models, two or more")
-    parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the ensemble")
-    parser.add_argument("--combine", choices=COMBINATIONS, default="scores", help="what is averaged")
-    parser.add_argument("--weights", type=float, nargs="+", help="weight of each model; equal by default")
-    parser.add_argument("--validation", metavar="DATA", help="documents on which the weights are chosen")
-    parser.add_argument("--split", help="split of DATA; `validation` by default, except of a single file")
-    parser.add_argument("--column-mapping", type=parse_mapping, help='JSON: {"title": "text", "subjects": "labels"}')
-    parser.add_argument("--label-delimiter", help="what separates labels in a string column")
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoders")
-    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
-    return parser
-
-
-def run(argv: Sequence[str]) -> None:
+def run(args: argparse.Namespace) -> None:
     """Runs the command."""
-    args = make_parser().parse_args(argv)
     if len(args.models) < 2:
         raise ValueError("An ensemble needs at least two models.")
     if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
@@ -54,8 +28,8 @@ def run(argv: Sequence[str]) -> None:
     dataset = None
     if args.validation is not None:
         split = args.split or (None if os.path.isfile(args.validation) else "validation")
-        dataset = load_split(args.validation, split, args.column_mapping, args.label_delimiter)
-    with tqdm(desc="ensemble", disable=dataset is None) as bar:
+        dataset = load_split(args.validation, split, **data_options(args, args.models[0]))
+    with tqdm(desc="ensemble", disable=True if dataset is None else None, leave=False) as bar:
 
         def show(stage: str, done: int, total: int) -> None:
             bar.set_description(stage, refresh=False)

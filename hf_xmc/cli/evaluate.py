@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,49 +13,22 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 
 from ..evaluation import format_by_frequency, format_metrics
-from ..inference.predict import BATCH_SIZE, evaluate_model
+from ..inference.predict import evaluate_model
 from ..modeling_utils import PredictMixin
-from ..modeling_xmc import PREDICT_WITH
 from ..parallel.stage_cache import Runtime
 from ..serialization import write_json
-from .arguments import DTYPES, load_model, load_split, parse_mapping
+from ..training.progress import quiet_libraries
+from .arguments import data_options, load_model, load_split
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog="hf-xmc evaluate",
-        description="Prints the metrics of a model in percent and writes them, as fractions, to a JSON file.",
-    )
-    parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
-    parser.add_argument("data", metavar="DATA", help="folder, file or Hub id of the data; `sample` is the bundled set")
-    parser.add_argument("--split", help="split of the data; `test` by default, except of a single file")
-    parser.add_argument(
-        "--output",
-        help="JSON file; by default SPLIT_results.json in the model's folder, which its card shows, or "
-        "SPLIT_trial_results.json with --ks, --beam-size, --predict-with or --dtype",
-    )
-    parser.add_argument("--column-mapping", type=parse_mapping, help='JSON: {"title": "text", "subjects": "labels"}')
-    parser.add_argument("--label-delimiter", help="what separates labels in a string column")
-    parser.add_argument("--ks", type=int, nargs="+", help="lengths of the ranking to measure at")
-    parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoder")
-    parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
-    parser.add_argument(
-        "--predict-with", choices=PREDICT_WITH, help="part of the model that predicts; by default as configured"
-    )
-    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
-    return parser
-
-
-def run(argv: Sequence[str]) -> None:
+def run(args: argparse.Namespace) -> None:
     """Runs the command."""
-    args = make_parser().parse_args(argv)
     if args.output and os.path.isdir(args.output):
         raise IsADirectoryError(f"`--output {args.output}` is a folder. Name a file in it, such as results.json.")
     split = args.split or (None if os.path.isfile(args.data) else "test")
-    dataset = load_split(args.data, split, args.column_mapping, args.label_delimiter)
-    model = load_model(args.model, args.dtype)
+    with quiet_libraries():
+        dataset = load_split(args.data, split, **data_options(args, args.model))
+        model = load_model(args.model, args.dtype)
     trial = {name: getattr(args, name) for name in ("ks", "beam_size", "predict_with", "dtype")}
     trial = {name: value for name, value in trial.items() if value is not None}
     context = {"model": args.model, "dataset": args.data, "split": split, **({"options": trial} if trial else {})}
@@ -81,7 +54,8 @@ def measure(
     """Evaluates a model, prints tables and writes the results, with `context`, to a JSON file."""
     start = time.perf_counter()
     is_main = runtime.cache.processes.is_main
-    with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=not is_main) as bar:
+    hidden = None if is_main else True  # None: hidden without a terminal
+    with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=hidden, leave=False) as bar:
         runtime = replace(runtime, progress=lambda _, done, __: _advance(bar, done))
         metrics = evaluate_model(model, dataset, runtime=runtime, **options)
     if not is_main:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,68 +14,11 @@ from ..hub.dataset import push_dataset
 from ..hub.model_card import CARD_FILE, CardOptions, write_model_card
 from ..hub.upload import Destination, check_saved_model, create_repo, export_model, push_folder
 from ..loading import recorded_digests
-from .arguments import load_model, parse_mapping
-
-DESCRIPTIONS = {
-    "card": "Writes README.md, its plots and .eval_results into the folder of a model, from the records of its "
-    "training and of its evaluations (`hf-xmc evaluate`).",
-    "export": "Copies a model and the code that loads it. Without hf_xmc, the copy loads with trust_remote_code=True.",
-    "verify": "Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its "
-    "files with the checksums in the record of its training.",
-    "push": "Uploads a model with its card (a card written by hand is kept) and the code that loads it. Pickles are "
-    "not uploaded. After an interruption, the same command continues the upload.",
-    "push-dataset": "Uploads a dataset in the columns of hf_xmc (text, labels): all splits, the labels with their "
-    "texts and counts, and a card.",
-}
+from .arguments import load_model
 
 
-def make_parser(command: str) -> argparse.ArgumentParser:
-    """Returns the parser of a command."""
-    parser = argparse.ArgumentParser(prog=f"hf-xmc {command}", description=DESCRIPTIONS[command])
-    if command == "push-dataset":
-        parser.add_argument("data", metavar="DATA", help="folder or file of the data; `sample` is the bundled dataset")
-    else:
-        help_text = "folder or Hub id of the model" if command == "verify" else "folder of the model"
-        parser.add_argument("model", metavar="MODEL" if command == "verify" else "FOLDER", help=help_text)
-    if command == "verify":
-        return parser
-    if command == "card":
-        parser.add_argument("--name", help="Hub id of the model; the name of the folder by default")
-        parser.add_argument("--copy-to", metavar="FOLDER", help="also copy the card and its plots to this folder")
-        parser.add_argument("--overwrite", action="store_true", help="replace a card that was written by hand")
-    if command == "export":
-        parser.add_argument("output", metavar="OUTPUT", help="folder of the copy")
-        return parser
-    if command in ("push", "push-dataset"):
-        _add_destination_arguments(parser)
-    if command == "push":
-        parser.add_argument("--no-code", action="store_true", help="omit the code; the model then requires hf_xmc")
-    if command == "push-dataset":
-        mapping = 'JSON: {"title": "text", "subjects": "labels"}'
-        parser.add_argument("--column-mapping", type=parse_mapping, help=mapping)
-        parser.add_argument("--label-delimiter", help="separator of the labels in a string column")
-        parser.add_argument("--label-texts", action="store_true", help="read the texts of the labels from the folder")
-    else:
-        parser.add_argument("--dataset", help="name of the training data or its Hub id")
-        parser.add_argument("--base-model", help="Hub id of the encoder, if it was loaded from a folder")
-    parser.add_argument("--license", help="licence, such as cc-by-4.0")
-    parser.add_argument("--language", nargs="+", help="language of the texts, such as en")
-    parser.add_argument("--tags", nargs="+", default=[], help="additional tags")
-    return parser
-
-
-def _add_destination_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repo", metavar="REPO", help="repository, such as me/my-tagger; created if it does not exist")
-    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
-    parser.add_argument("--revision", help="branch; created if it does not exist")
-    parser.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
-    parser.add_argument("--message", help="commit message")
-    parser.add_argument("--token", help="token; the one of `hf auth login` by default")
-
-
-def run(command: str, argv: Sequence[str]) -> None:
+def run(command: str, args: argparse.Namespace) -> None:
     """Runs a command."""
-    args = make_parser(command).parse_args(argv)
     actions = {"card": _card, "export": _export, "push": _push, "push-dataset": _push_dataset, "verify": _verify}
     actions[command](args)
 

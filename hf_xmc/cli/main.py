@@ -8,17 +8,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = {
-    "train": "train a model from a recipe",
-    "predict": "predict the labels of documents",
-    "evaluate": "evaluate a model on documents with labels",
-    "ensemble": "combine several models into one",
-    "card": "write the card of a model",
-    "export": "copy a model with the code that loads it",
-    "verify": "check the files of a model",
-    "push": "upload a model to the Hub",
-    "push-dataset": "upload a dataset to the Hub",
-}
+from ..version import __version__
+from .parsers import COMMANDS, HELP, TRAIN_HELP, HelpFormatter, closest, make_parser
+
 # Commands of the module `hub`; every other command has a module of its name.
 HUB_COMMANDS = ("card", "export", "push", "push-dataset", "verify")
 
@@ -30,12 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv (`Sequence[str]`, *optional*): Arguments; those of the process by default.
     """
-    args = _make_parser().parse_args(argv)
+    args = _make_main_parser().parse_args(argv)
+    if args.command not in COMMANDS:
+        print(f"hf-xmc: `{args.command}` is not a command.{closest(args.command, COMMANDS)}", file=sys.stderr)
+        return 2
     try:
-        if args.command in HUB_COMMANDS:
-            import_module("hf_xmc.cli.hub").run(args.command, args.arguments)
-        else:
-            import_module(f"hf_xmc.cli.{args.command}").run(args.arguments)
+        _run(args.command, args.arguments)
     except BrokenPipeError:
         # The reader of our output has stopped. Without this, Python reports the error again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,17 +45,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _run(command: str, argv: Sequence[str]) -> None:
+    """Parses the arguments before anything large is imported, and runs the command."""
+    if command == "train":
+        if {"-h", "--help"} & set(argv):
+            print(TRAIN_HELP, end="")
+            raise SystemExit(0)
+        import_module("hf_xmc.cli.train").run(argv)
+        return
+    args = make_parser(command).parse_args(argv)
+    if command in HUB_COMMANDS:
+        import_module("hf_xmc.cli.hub").run(command, args)
+    else:
+        import_module(f"hf_xmc.cli.{command}").run(args)
+
+
+def _make_main_parser() -> argparse.ArgumentParser:
     commands = "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="hf-xmc",
-        description="Extreme multi-label text classification.",
+        usage="hf-xmc COMMAND ...",
+        description=HELP,
         epilog=f"commands:\n{commands}\n\n`hf-xmc COMMAND --help` explains a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"hf-xmc {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
@@ -23,70 +23,26 @@ from ..inference.corpus import (
     predict_documents,
     predict_range,
 )
-from ..inference.predict import BATCH_SIZE, chunk_size
-from ..inference.writers import FORMATS, Predictions, json_line, parquet_schema, prediction_writer
+from ..inference.predict import chunk_size
+from ..inference.writers import Predictions, json_line, parquet_schema, prediction_writer
 from ..modeling_utils import PredictMixin
-from ..modeling_xmc import PREDICT_WITH
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import Runtime
+from ..training.progress import quiet_libraries
 from ..utils import Progress
-from .arguments import DTYPES, load_model, load_split
-
-DESCRIPTION = """
-Predicts the labels of documents. The output has one line of JSON per document, {"labels": [{"label": ..., "score":
-...}, ...]}, or is parquet with the columns labels and scores. Neither input nor output has to fit into memory.
-
-INPUT is a file (parquet, jsonl, csv, or .txt with a document per line; gzipped too), a pattern such as 'part-*.jsonl',
-a folder of such files, any dataset for training (its labels are ignored), or - for lines from standard input.
-"""
-
-EPILOG = """
-The job runs in parts. Run an interrupted command again to continue it; the result is the same to the byte. Changed
-documents, model or options are an error. Several processes share the parts:
-torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT
-"""
+from .arguments import load_model, load_split, recorded_columns
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
-    parser = argparse.ArgumentParser(prog="hf-xmc predict", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
-    parser.add_argument("input", metavar="INPUT", nargs="+", help="the documents; - for standard input")
-    parser.add_argument(
-        "--output",
-        required=True,
-        help="folder for a file per part; one file, .jsonl or .parquet; - for standard output",
-    )
-    parser.add_argument("--format", choices=FORMATS, help="of the files in a folder; jsonl by default")
-    parser.add_argument("--split", help="split of the input, if it has several")
-    parser.add_argument("--text-column", default="text", help="column of the texts")
-    parser.add_argument(
-        "--keep-columns", nargs="+", default=[], metavar="COLUMN", help="columns to write beside the labels, an id say"
-    )
-    parser.add_argument("--top-k", type=int, help="labels per document; that of the model by default")
-    parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
-    parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="batch size of the encoder")
-    parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
-    parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
-    parser.add_argument(
-        "--predict-with", choices=PREDICT_WITH, help="part of the model that predicts; by default as configured"
-    )
-    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
-    return parser
-
-
-def run(argv: Sequence[str]) -> None:
+def run(args: argparse.Namespace) -> None:
     """Runs the command."""
-    args = make_parser().parse_args(argv)
+    args.text_column = args.text_column or recorded_columns(args.model).get("text", "text")
     names = [field.name for field in fields(PredictionArguments)]
     arguments = PredictionArguments(**{name: getattr(args, name) for name in names})
     processes = ProcessGroup.current()
     _check_standard_streams(args, processes.count)
     with processes.main_first():  # it downloads the model to the cache
         model = load_model(args.model, args.dtype).to(processes.device)
-    with _progress_bar(disable=not processes.is_main) as progress:
+    with quiet_libraries(), _progress_bar(disable=None if processes.is_main else True) as progress:
         if args.input == ["-"]:
             _write_stream(_predict_lines(model, arguments, args.num_threads), args.output)
         elif args.output == "-":
@@ -169,8 +125,8 @@ def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str) -> 
 
 
 @contextmanager
-def _progress_bar(disable: bool) -> Iterator[Progress]:
-    """Yields a callback that shows one bar per stage."""
+def _progress_bar(disable: bool | None) -> Iterator[Progress]:
+    """Yields a callback that shows a bar for the running stage; with `disable=None` only in a terminal."""
     bars: dict[str, tqdm] = {}
 
     def show(stage: str, done: int, total: int) -> None:
@@ -178,7 +134,7 @@ def _progress_bar(disable: bool) -> Iterator[Progress]:
             for earlier in bars.values():
                 earlier.close()
             unit = "doc" if stage == "predict" else "file"
-            bars[stage] = tqdm(total=total, desc=stage, unit=unit, disable=disable)
+            bars[stage] = tqdm(total=total, desc=stage, unit=unit, disable=disable, leave=False)
         bars[stage].update(done - bars[stage].n)
 
     try:

@@ -118,9 +118,9 @@ def missing_column(name: str, columns: Sequence[str]) -> str:
     hint = f" Did you mean `{close[0]}`?" if close else ""
     message = f"There is no column `{name}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
     if name not in COLUMNS:
-        return message
+        return f"{message} The commands take the column of the texts as --text-column."
     example = close[0] if close else "your column"
-    flag = f" (`hf-xmc predict`: --text-column '{example}')" if name == "text" else ""
+    flag = {"text": f" (--text-column '{example}')", "labels": f" (--label-column '{example}')"}.get(name, "")
     return f'{message} Name the column to use with column_mapping={{"{example}": "{name}"}}{flag}.'
 
 

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, List, Value
 
 from .columns import is_text, missing_column, prepare_dataset
+from .formats import has_xmc_header
 from .readers import extension_of, folder_splits, load_xmc_dataset, split_name
 from .streams import cached_dataset, open_bytes, text_lines
-from .xmc_text import has_xmc_header
 
 Batch = dict[str, list[Any]]
 """Column → one value for each document."""

@@ -10,18 +10,35 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets import Dataset, DatasetDict, Features, Value, concatenate_datasets
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from .columns import prepare_dataset
-from .pecos import names_are_labels, pecos_label_names, pecos_splits, read_pecos
+from .csv_format import find_csv_format
+from .excel import read_excel
+from .formats import (
+    has_xmc_header,
+    names_are_labels,
+    pair_splits,
+    pecos_label_names,
+    pecos_splits,
+    read_pair,
+    read_pecos,
+    read_xmc_text,
+)
 from .streams import plain_error
-from .xmc_text import has_xmc_header, pair_splits, read_pair, read_xmc_text
 
 # Extension → loader of `datasets`, in order of preference.
-_LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+_LOADERS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".xlsx": "excel",
+}
 _XMC_EXTENSIONS = (".txt", ".svm")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _SPLIT_NAMES = {
@@ -46,8 +63,8 @@ def load_xmc_dataset(
     """
     Loads a dataset. The format is recognised by file names and content:
 
-    - parquet, jsonl/json, csv and tsv files (compressed too), split by name: `train.parquet`,
-      `data/dev-00000-of-00002.jsonl`;
+    - parquet, jsonl/json, csv, tsv and xlsx files (compressed too), split by name: `train.parquet`,
+      `data/dev-00000-of-00002.jsonl`; encoding and separator of csv are recognised;
     - the text format of the Extreme Classification Repository (`.txt`, `.svm`, gzipped too), vectors only;
     - PECOS folders: `Y.trn.npz` with `X.trn.npz` (or `tfidf-attnxml/X.trn.npz`), `X.trn.txt` or both, and label names
       from `output-items.txt` (if names repeat, labels are numbers: see [`load_label_texts`]);
@@ -74,24 +91,35 @@ def load_xmc_dataset(
         cache_dir (`str`, *optional*):
             Folder of the Arrow files; by default the cache of `datasets`.
         load_options:
-            Passed to `datasets.load_dataset` for tables and Hub datasets.
+            Passed to `datasets.load_dataset` for tables and Hub datasets; `sheet` of an Excel file.
 
     Returns:
         `DatasetDict` of all splits (the development set is called `validation`), or a `Dataset` if `split` is given or
         `path` is a file.
     """
-    location = Path(path).expanduser()
     prepare: dict[str, Any] = {
         "column_mapping": column_mapping,
         "label_delimiter": label_delimiter,
         "require_labels": require_labels,
         "keep_columns": keep_columns,
     }
+    return load_splits(path, split, prepare, cache_dir, load_options)
+
+
+def load_splits(
+    path: str | Path,
+    split: str | None,
+    prepare: dict[str, Any] | None,
+    cache_dir: str | None,
+    load_options: dict[str, Any],
+) -> DatasetDict | Dataset:
+    """Loads a dataset as [`load_xmc_dataset`] does; `prepare=None` leaves the columns as they are."""
+    location = Path(path).expanduser()
     if split is not None and "+" in split:
         if location.is_file():
             raise ValueError(f"`{path}` is a file and does not have the splits `{split}`. Pass its folder.")
-        options = {"cache_dir": cache_dir, **prepare, **load_options}
-        return join_splits({name: load_xmc_dataset(path, name, **options) for name in split_names(split)})
+        parts = {name: load_splits(path, name, prepare, cache_dir, load_options) for name in split_names(split)}
+        return join_splits(parts)  # type: ignore[arg-type]
     split = split_name(split)
     if not location.exists():
         return _load_from_hub(str(path), split, prepare, cache_dir, load_options)
@@ -123,10 +151,9 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
     folder = Path(path).expanduser()
     if not folder.exists():
         return _read_label_texts(_label_texts_on_hub(str(path)))
-    for extension in _LOADERS:
-        file = folder / f"labels{extension}"
-        if file.is_file():
-            return _read_label_texts(file)
+    file = label_text_file(folder)
+    if file is not None:
+        return _read_label_texts(file)
     names = pecos_label_names(folder)
     if names is None:
         raise FileNotFoundError(
@@ -135,6 +162,13 @@ def load_label_texts(path: str | Path) -> dict[str, str]:
     return (
         dict(zip(names, names, strict=True)) if names_are_labels(names) else {str(i): n for i, n in enumerate(names)}
     )
+
+
+def label_text_file(path: str | Path) -> Path | None:
+    """The file with the texts of the labels in a folder, if it has one."""
+    folder = Path(path).expanduser()
+    files = (folder / f"labels{extension}" for extension in _LOADERS)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _read_label_texts(file: Path) -> dict[str, str]:
@@ -246,7 +280,12 @@ def _split_files(files: list[Path]) -> dict[str, list[Path]]:
 
 
 def _load_split(
-    reader: str, split: str, files: list[Path], prepare: dict[str, Any], cache_dir: str | None, options: dict[str, Any]
+    reader: str,
+    split: str,
+    files: list[Path],
+    prepare: dict[str, Any] | None,
+    cache_dir: str | None,
+    options: dict[str, Any],
 ) -> Dataset:
     for path in files:
         if path.stat().st_size == 0:
@@ -260,7 +299,7 @@ def _load_split(
     elif reader == "pecos":
         dataset = read_pecos(files[0].parent, split, cache_dir)
     elif reader == "pair":
-        dataset = read_pair(files[0], files[1], split, prepare["label_delimiter"], cache_dir)
+        dataset = read_pair(files[0], files[1], split, (prepare or {}).get("label_delimiter"), cache_dir)
     elif len(files) > 1:
         raise ValueError(f"Pass one file for the split `{split}`, not {', '.join(path.name for path in files)}.")
     elif extension in _XMC_EXTENSIONS or has_xmc_header(files[0]):
@@ -270,6 +309,8 @@ def _load_split(
             f"The format of `{files[0]}` is not supported. Use {', '.join(_LOADERS)} or the text format of the "
             "Extreme Classification Repository, whose first line is `documents features labels`."
         )
+    if prepare is None:
+        return dataset
     try:
         return prepare_dataset(dataset, **prepare)
     except (TypeError, ValueError) as error:
@@ -279,18 +320,20 @@ def _load_split(
 def _load_table(files: list[Path], split: str, cache_dir: str | None, options: dict[str, Any]) -> Dataset:
     extension = extension_of(files[0])
     loader = _LOADERS[extension]
-    if loader == "csv":
-        # "NA" and "null" are ordinary texts.
-        options = {"keep_default_na": False, **({"sep": "\t"} if extension == ".tsv" else {}), **options}
+    if loader == "excel":
+        return _load_excel(files, split, cache_dir, options)
     names = ", ".join(f"`{path}`" for path in files)
     try:
+        if loader == "csv":
+            options = _csv_options(files[0], **options)
         return datasets.load_dataset(
             loader, data_files={split: [str(path) for path in files]}, split=split, cache_dir=cache_dir, **options
         )
     except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowException, UnicodeError) as error:
+        hint = " Quote texts that contain the separator, or give the separator (`--separator`)."
         raise ValueError(
-            f"{names} cannot be read as {loader} ({plain_error(error)}). The file is damaged or has the wrong "
-            "extension."
+            f"{names} cannot be read as {loader} ({str(plain_error(error)).strip()}). The file is damaged or has the "
+            f"wrong extension.{hint if 'fields in line' in str(plain_error(error)) else ''}"
         ) from error
     except (OSError, TypeError, ValueError) as error:
         if "corresponds to no data" in str(error):
@@ -301,8 +344,25 @@ def _load_table(files: list[Path], split: str, cache_dir: str | None, options: d
         raise ValueError(f"{names} cannot be read as {loader} ({error}). Check the file and the options.") from error
 
 
+def _csv_options(path: Path, as_text: bool = False, **options: Any) -> dict[str, Any]:
+    """Options of the loader of `datasets` for a file: its encoding and separator; with `as_text` no numbers."""
+    found = find_csv_format(path, options.get("encoding"), options.get("sep"))
+    if as_text:
+        options["features"] = Features({name: Value("string") for name in found.columns})
+        options["skipinitialspace"] = True
+    # "NA" and "null" are ordinary texts.
+    return {"keep_default_na": False, **options, "sep": found.separator, "encoding": found.encoding}
+
+
+def _load_excel(files: list[Path], split: str, cache_dir: str | None, options: dict[str, Any]) -> Dataset:
+    for name in options:
+        if name != "sheet":
+            raise ValueError(f"`{files[0]}` is an Excel file: `{name}` has no meaning for it. Leave it out.")
+    return concatenate_datasets([read_excel(path, split, options.get("sheet"), cache_dir) for path in files])
+
+
 def _load_from_hub(
-    path: str, split: str | None, prepare: dict[str, Any], cache_dir: str | None, load_options: dict[str, Any]
+    path: str, split: str | None, prepare: dict[str, Any] | None, cache_dir: str | None, load_options: dict[str, Any]
 ) -> DatasetDict | Dataset:
     if not _is_hub_name(path):
         raise FileNotFoundError(f"There is no file or folder `{path}`.")
@@ -318,11 +378,13 @@ def _load_from_hub(
         ) from error
     names = {name: next((s for s, words in _SPLIT_NAMES.items() if str(name) in words), str(name)) for name in loaded}
     splits = {names[name]: dataset for name, dataset in loaded.items()}
-    if split is None:
-        return DatasetDict({name: prepare_dataset(dataset, **prepare) for name, dataset in splits.items()})
-    if split not in splits:
+    if split is not None and split not in splits:
         raise ValueError(f"`{path}` has no split `{split}`; it has {', '.join(splits)}.")
-    return prepare_dataset(splits[split], **prepare)
+    if split is not None:
+        splits = {split: splits[split]}
+    if prepare is not None:
+        splits = {name: prepare_dataset(dataset, **prepare) for name, dataset in splits.items()}
+    return DatasetDict(splits) if split is None else splits[split]
 
 
 SAMPLE_FOLDER = Path(__file__).with_name("sample")

@@ -62,6 +62,21 @@ def format_by_frequency(
     return _table(header, lines, markdown)
 
 
+def format_recall(rows: Sequence[Mapping[str, Any]], *, k: int = 5) -> str:
+    """
+    Formats the recall by label frequency as a small table.
+
+    Args:
+        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
+        k (`int`, *optional*, defaults to 5): Cutoff of the ranking.
+    """
+    check_buckets(rows, k)
+    header = ["documents of a label", "labels", f"R@{k} %"]
+    rows = [row for row in rows if row["labels"]]
+    lines = [[str(row["bucket"]), f"{row['labels']:,}", _percent(row[f"recall@{k}"], 1)] for row in rows]
+    return _table(header, lines, markdown=False)
+
+
 def check_buckets(rows: Sequence[Mapping[str, Any]], k: int) -> None:
     """Raises if the rows have no results at k."""
     if not rows:

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: the progress bar, the ends of levels, signals; and the timer of the stages."""
+"""Callbacks of the trainer: the start, the ends of levels, signals; and the timer of the stages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm.auto import tqdm
-from transformers import EarlyStoppingCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ..parallel.process_group import ProcessGroup
 
@@ -34,66 +33,25 @@ class StageTimer:
     Args:
         log (`Callable[[dict[str, float]], None]`):
             Logs the seconds of a stage and what the stage reports.
+        begin (`Callable[[str], None]`, *optional*):
+            Called with the name of a stage that begins.
     """
 
-    def __init__(self, log: Callable[[dict[str, float]], None]) -> None:
-        self._log = log
+    def __init__(self, log: Callable[[dict[str, float]], None], begin: Callable[[str], None] | None = None) -> None:
+        self._log, self._begin = log, begin
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, float]]:
         """Measures its block and logs `<name>_seconds` with the values that the block puts into the dictionary."""
+        if self._begin is not None:
+            self._begin(name)
         start = time.perf_counter()
         metrics: dict[str, float] = {}
         yield metrics
         seconds = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._log({f"{name}_seconds": round(seconds, 2), **metrics})
-
-
-class StageProgressCallback(ProgressCallback):
-    """The progress bar of the trainer, reset and renamed for every stage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.training_bar: Any = None
-        self.prediction_bar: Any = None
-        self._stage = self._level = ""
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Shows the progress of a stage."""
-        if self.training_bar is None and self.prediction_bar is None:
-            self.prediction_bar = tqdm(total=total, desc=stage, dynamic_ncols=True)
-            self._stage = stage
-        bar = self.prediction_bar if self.training_bar is None else self.training_bar
-        if stage != self._stage or bar.total != total:
-            bar.set_description(stage, refresh=False)
-            bar.reset(total)
-            self._stage = stage
-        bar.update(done - bar.n)
-
-    def show_level(self, name: str, state: TrainerState) -> None:
-        """Shows the training steps of all levels, and the name of the current level."""
-        if self.training_bar is not None:
-            self.training_bar.set_description(name, refresh=False)
-            self.training_bar.reset(state.max_steps)
-            self.training_bar.update(state.global_step)
-        self._stage = self._level = name
-        self.current_step = state.global_step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Counts a step."""
-        if self.training_bar is not None and self._level != self._stage:
-            self.show_level(self._level, state)
-        else:
-            if self.training_bar is not None:
-                self.training_bar.total = state.max_steps  # which a time budget changes
-            super().on_step_end(args, state, control, **kwargs)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Opens the bar."""
-        super().on_train_begin(args, state, control, **kwargs)
-        self._stage = ""
 
 
 class StartCallback(TrainerCallback):

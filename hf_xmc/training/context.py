@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
+from ..scorer import Scorer
 from .arguments import XMCTrainingArguments
 from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
@@ -32,6 +33,7 @@ class RunContext:
         timer ([`StageTimer`]): Measures and logs the stages.
         label_texts (`dict[str, str]`, *optional*): Label texts by label name.
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
+        scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
     """
 
     model: XMCForTextClassification
@@ -41,6 +43,7 @@ class RunContext:
     timer: StageTimer
     label_texts: dict[str, str] | None = None
     validation: Dataset | None = None
+    scorer: Scorer | None = None
     features: Features = field(init=False)
     """Sparse features of the documents."""
     targets: csr_matrix = field(init=False)
@@ -110,7 +113,7 @@ class RunContext:
 
     def held_out(self) -> np.ndarray:
         """Returns the documents on which the last scorer is fitted, in place of validation documents."""
-        if self.args.predict_with != "all" or self.validation is not None:
+        if self.args.predict_with != "all" or self.validation is not None or self.scorer is not None:
             return np.empty(0, dtype=np.int64)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return held_out_documents(len(self.dataset), seed)

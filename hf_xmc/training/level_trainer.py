@@ -19,7 +19,6 @@ from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import StageCache
 from ..serialization import new_folder, partial_name
 from .arguments import XMCTrainingArguments
-from .callbacks import StageProgressCallback
 from .checkpoint import (
     TRAINER_STATE_FILE,
     load_optimizer,
@@ -31,6 +30,7 @@ from .checkpoint import (
 from .large_encoders import ShardedEncoder, choose_modules, gathered, spread
 from .levels import LevelBatches, Levels
 from .optimizer import RowAdamW
+from .progress import StageProgressCallback
 
 
 class LevelTrainer(Trainer):
@@ -153,6 +153,7 @@ class LevelTrainer(Trainer):
         """Computes the loss of the levels in training."""
         assert self._levels is not None
         output = self._levels.compute_loss(model, inputs)
+        assert output.loss is not None
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
                 f"The loss is {output.loss.item()} at step {self.state.global_step} ({self._levels.name}). Lower "

@@ -40,6 +40,7 @@ class TrainingRecord:
     Args:
         dataset (`str`, *optional*): Name of the training data, or its id on the Hub.
         split (`str`, *optional*): Split of it, such as `train` or `train+validation`.
+        columns (`dict[str, Any]`, *optional*): Columns of the data, as [`FoundColumns`] names them.
         documents (`int`, *optional*): Number of training documents.
         data (`str`, *optional*): Fingerprint of these documents and their labels.
         seconds (`float`, *optional*): Duration of the training, from features to saving.
@@ -57,6 +58,7 @@ class TrainingRecord:
 
     dataset: str | None = None
     split: str | None = None
+    columns: dict[str, Any] | None = None
     documents: int | None = None
     data: str | None = None
     seconds: float | None = None

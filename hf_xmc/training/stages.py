@@ -157,6 +157,9 @@ def train_predictors(context: RunContext) -> None:
     tree = _ranker_tree(context, features)
     if args.predict_with != "all":
         _train_ranker(context, features, context.targets, tree, _match(context))
+    elif context.scorer is not None:
+        _train_parts(context, features, context.targets, tree, _match(context))
+        model.scorer = context.scorer
     elif context.validation is not None:
         _train_parts(context, features, context.targets, tree, _match(context))
         _fit_scorer(context, _validation_candidates(context), _validation_truth(context))

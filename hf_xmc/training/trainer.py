@@ -17,12 +17,13 @@ from datasets import Dataset
 from scipy.sparse import csr_matrix
 from transformers import (
     EvalPrediction,
-    ProgressCallback,
+    PrinterCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     set_seed,
 )
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
 
 from ..data import prepare_dataset
@@ -32,14 +33,16 @@ from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import CACHE_FOLDER, PieceFolder, Runtime, StageCache
+from ..scorer import Scorer
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
-from .callbacks import LevelCallback, SignalCallback, StageProgressCallback, StageTimer, StartCallback
+from .callbacks import LevelCallback, SignalCallback, StageTimer, StartCallback
 from .checkpoint import TRAINER_STATE_FILE, find_checkpoint
 from .context import RunContext
 from .contrastive import make_levels
 from .level_trainer import LevelTrainer
+from .progress import StageProgressCallback, quiet_libraries
 from .record import TrainingRecord, TrainingRecorder
 from .setup import (
     check_best_metric,
@@ -144,6 +147,8 @@ class XMCTrainer(LevelTrainer):
             optimizers=optimizers,
         )
         self.model_init = model_init
+        # A last scorer that was fitted in another training, to be used as it is.
+        self.scorer: Scorer | None = None
         self._set_up_processes()
         # The base class sets an option of text generation.
         self.model.config.__dict__.pop("use_cache", None)
@@ -151,10 +156,15 @@ class XMCTrainer(LevelTrainer):
         self.state.epoch = None  # type: ignore[assignment]
         self.recorder = TrainingRecorder(self.train_dataset, self.eval_dataset)
         self.add_callback(self.recorder)
-        if not args.disable_tqdm:
-            self._progress = StageProgressCallback()
-            self.remove_callback(ProgressCallback)
+        for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+            self.remove_callback(callback)
+        given = (one for one in self.callback_handler.callbacks if isinstance(one, StageProgressCallback))
+        self._progress = next(given, None)
+        if self._progress is None:
+            self._progress = StageProgressCallback(bar=False if args.disable_tqdm else None)
             self.add_callback(self._progress)
+        if not self.is_world_process_zero():
+            self._progress.silence()
 
     def _set_up_processes(self) -> None:
         check_parallelism(self)
@@ -173,7 +183,7 @@ class XMCTrainer(LevelTrainer):
     @property
     def runtime(self) -> Runtime:
         """Threads, progress bar and cache of this trainer."""
-        progress = None if self._progress is None else self._progress.report
+        progress = self._progress.report if self._progress is not None and self._progress.has_bar else None
         return Runtime(self.args.num_threads, progress, self.cache)
 
     @cached_property
@@ -214,7 +224,7 @@ class XMCTrainer(LevelTrainer):
                 model = make_model(init_model(self.model_init, trial), self.args, self._tokenizer)
                 self._use_model(model)
             lock = PieceFolder(str(self.args.output_dir), "")
-            with self.cache.processes.explained(), lock.locked(), self.signals.handling():
+            with self.cache.processes.explained(), lock.locked(), self.signals.handling(), quiet_libraries():
                 self.cache.processes.from_main(lock.lock)
                 return self._train(resume_from_checkpoint, trial)
         finally:
@@ -243,7 +253,9 @@ class XMCTrainer(LevelTrainer):
         dataset = check_can_train(self.model, self.args, self.train_dataset, resumes)
         start = time.time()
         self.cache.start(resume=bool(resume))
-        timer = StageTimer(self.log)
+        assert self._progress is not None
+        self._progress.begin_training(self.model.encoder is not None)
+        timer = StageTimer(self.log, self._progress.begin_stage)
         if checkpoint is not None:
             attention = self.args.encoder_attn_implementation
             options = {} if attention is None else {"attn_implementation": attention}
@@ -252,7 +264,9 @@ class XMCTrainer(LevelTrainer):
         validation = self.eval_dataset
         if isinstance(validation, Mapping):
             validation = next(iter(validation.values()), None)
-        context = RunContext(self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation)
+        context = RunContext(
+            self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation, self.scorer
+        )
         if self.model.encoder is None:
             output = self._run_without_steps(partial(self._train_linear, context))
         else:

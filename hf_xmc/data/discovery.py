@@ -1,0 +1,261 @@
+"""Finds texts and labels in a table by looking at names and values of its columns."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+
+TEXT_NAMES = (
+    "text texts document documents body content contents fulltext abstract description message comment review "
+    "question summary sentence headline title name"
+).split()
+LABEL_NAMES = (
+    "labels label tags tag subjects categories category topics topic keywords keyword classes class codes code "
+    "targets target genres genre products skills subject intent queue type"
+).split()
+_ID_NAMES = ("id", "ids", "uuid", "guid", "key", "index", "identifier", "number", "unnamed")
+# These hardly ever occur within a name. A comma separates labels only if the values show it.
+_CERTAIN_DELIMITERS = "|;\n\t"
+_SAMPLE = 5000
+# With fewer values nothing can be said about how often they repeat.
+_FEW = 20
+_MAX_LABEL_LENGTH = 150
+
+
+@dataclass(frozen=True)
+class FoundColumns:
+    """
+    Where a table has its texts and labels.
+
+    Args:
+        text (`str`): Column of the texts.
+        labels (`str`): Column of the labels.
+        format (`str`): `"lists"`, `"JSON lists"` (as text), `"delimited"` or `"one each"` (one label in a row).
+        delimiter (`str`, *optional*): Separator of the labels.
+        id (`str`, *optional*): Column that identifies documents.
+        others (`tuple[str, ...]`, *optional*): Columns that are not used.
+    """
+
+    text: str
+    labels: str
+    format: str
+    delimiter: str | None = None
+    id: str | None = None
+    others: tuple[str, ...] = ()
+
+
+def find_columns(
+    dataset: Dataset,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    label_delimiter: str | None = None,
+    known: Mapping[str, Any] | None = None,
+) -> FoundColumns:
+    """
+    Finds the columns of texts and labels, and what separates the labels.
+
+    Args:
+        dataset (`datasets.Dataset`): A table.
+        text_column (`str`, *optional*): Column of the texts, if it is known.
+        label_column (`str`, *optional*): Column of the labels, if it is known.
+        label_delimiter (`str`, *optional*): Separator of the labels, if it is known; `""` for one label in each row.
+        known (`dict[str, Any]`, *optional*): The result for other data of the same kind; used where it fits.
+    """
+    names = dataset.column_names
+    for flag, name in (("text_column", text_column), ("label_column", label_column)):
+        if name is not None and name not in names:
+            raise ValueError(f"`{flag}`: there is no column `{name}`; the columns are {', '.join(names)}.")
+    step = max(1, len(dataset) // _SAMPLE)
+    rows = dataset.select(range(0, len(dataset), step)) if step > 1 else dataset
+    sample = {name: [value for value in rows[name] if value not in (None, "")] for name in names}
+    if known:
+        text_column = text_column or (known["text"] if known["text"] in names else None)
+        label_column = label_column or (known["labels"] if known["labels"] in names else None)
+        if label_delimiter is None and label_column == known["labels"]:
+            label_delimiter = _known_delimiter(known, sample[label_column])
+    label_column = label_column or _find_labels(sample, text_column)
+    text_column = text_column or _find_text(sample, label_column)
+    kind, delimiter = _label_format(sample[label_column], label_delimiter, label_column)
+    others = [name for name in names if name not in (text_column, label_column)]
+    identifier = next((name for name in others if _rank(name, _ID_NAMES) is not None), None)
+    return FoundColumns(text_column, label_column, kind, delimiter, identifier, tuple(others))
+
+
+def _known_delimiter(known: Mapping[str, Any], values: list[Any]) -> str | None:
+    if known["format"] == "one each":
+        return ""
+    delimiter = known["delimiter"]
+    return delimiter if delimiter and any(delimiter in str(value) for value in values) else None
+
+
+def parse_labels(value: Any, found: FoundColumns) -> list[str] | list[int]:
+    """The labels of a row."""
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple)):
+        return [label for label in value if label is not None and label != ""]
+    text = str(value).strip()
+    if found.format == "JSON lists":
+        items = _parse_list(text)
+        if items is None:
+            raise ValueError(f'{text[:60]!r} is not a list of labels such as ["a", "b"]')
+        return [str(item).strip() for item in items if str(item).strip()]
+    if found.delimiter is None:
+        return [text] if text else []
+    parts = text.split() if found.delimiter == " " else text.split(found.delimiter)
+    return [part.strip() for part in parts if part.strip()]
+
+
+# ---- Columns ----
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+
+
+def _rank(name: str, known: Sequence[str]) -> int | None:
+    """Place of a column's name, or of its last word, among known names; exact names come first."""
+    words = _words(name)
+    if words and words[0] == "unnamed":
+        return 0 if "unnamed" in known else None
+    joined = "".join(words)
+    if joined in known:
+        return known.index(joined)
+    return len(known) + known.index(words[-1]) if words and words[-1] in known else None
+
+
+def _by_name(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    ranks = {name: _rank(name, known) for name in names}
+    return sorted((name for name, rank in ranks.items() if rank is not None), key=lambda name: ranks[name] or 0)
+
+
+def _find_labels(sample: dict[str, list[Any]], text_column: str | None) -> str:
+    possible = [name for name in sample if name != text_column and _may_be_labels(sample[name])]
+    named = _by_name(possible, LABEL_NAMES)
+    if named:
+        return named[0]
+    lists = [name for name in possible if isinstance(sample[name][0], (list, tuple))]
+    repeating = [name for name in possible if _rank(name, [*_ID_NAMES, *TEXT_NAMES]) is None]
+    repeating = [name for name in repeating if len(sample[name]) >= _FEW]
+    if text_column is None and len(possible) > 1:
+        # The longest values are the text.
+        repeating = [name for name in repeating if name != max(sample, key=lambda name: _mean_length(sample[name]))]
+    for candidates in (lists, repeating):
+        if len(candidates) == 1:
+            return candidates[0]
+    raise ValueError(
+        f"No column is clearly that of the labels; the columns are {', '.join(sample)}. Name it with `label_column` "
+        "(`--label_column`)." + _header_hint(sample)
+    )
+
+
+def _header_hint(sample: dict[str, list[Any]]) -> str:
+    """A hint at a missing header: names of columns are short and not numbers."""
+    looks_like_values = any(len(name) > 60 or name.replace(".", "").isdigit() for name in sample)
+    return " Does the file lack a first line with the names of the columns?" if looks_like_values else ""
+
+
+def _find_text(sample: dict[str, list[Any]], label_column: str) -> str:
+    possible = [
+        name
+        for name, values in sample.items()
+        if name != label_column and values and isinstance(values[0], str) and _rank(name, _ID_NAMES) is None
+    ]
+    named = _by_name(possible, TEXT_NAMES)
+    if named:
+        return named[0]
+    longest = sorted(possible, key=lambda name: _mean_length(sample[name]), reverse=True)
+    if longest and (len(longest) == 1 or _mean_length(sample[longest[0]]) > 1.5 * _mean_length(sample[longest[1]])):
+        return longest[0]
+    raise ValueError(
+        f"No column is clearly that of the texts; the columns are {', '.join(sample)}. Name it with `text_column` "
+        "(`--text_column`)." + _header_hint(sample)
+    )
+
+
+def _mean_length(values: list[Any]) -> float:
+    strings = [value for value in values if isinstance(value, str)]
+    return sum(map(len, strings)) / max(1, len(strings))
+
+
+def _may_be_labels(values: list[Any]) -> bool:
+    """Whether values are short and repeat."""
+    if not values:
+        return False
+    if isinstance(values[0], (list, tuple)):
+        return any(values) and all(isinstance(item, (str, int)) for value in values for item in value)
+    if not isinstance(values[0], (str, int)) or isinstance(values[0], bool):
+        return False
+    texts = [str(value) for value in values]
+    kind, delimiter = _label_format(texts, None, "")
+    found = FoundColumns("", "", kind, delimiter)
+    if kind == "JSON lists":
+        texts = [text for text in texts if _parse_list(text) is not None]
+    labels = [str(label) for text in texts for label in parse_labels(text, found)]
+    if not labels or sum(map(len, labels)) / len(labels) > _MAX_LABEL_LENGTH:
+        return False
+    counts = Counter(labels)
+    return len(texts) < _FEW or sum(count for count in counts.values() if count > 1) >= 0.5 * len(labels)
+
+
+# ---- Labels ----
+
+
+def _label_format(values: list[Any], delimiter: str | None, column: str) -> tuple[str, str | None]:
+    if not values:
+        raise ValueError(f"Column `{column}` is empty. Name the column of the labels with `label_column`.")
+    if isinstance(values[0], (list, tuple)):
+        return "lists", None
+    texts = [str(value).strip() for value in values]
+    if delimiter is not None:
+        return ("delimited", delimiter) if delimiter else ("one each", None)
+    if sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts):
+        return "JSON lists", None
+    found = max(_CERTAIN_DELIMITERS, key=lambda candidate: _share_with(texts, candidate))
+    if _share_with(texts, found) >= 0.01:
+        return "delimited", found
+    if _is_list(texts, ","):
+        return "delimited", ","
+    return ("delimited", " ") if _are_codes(texts) else ("one each", None)
+
+
+def _parse_list(text: str) -> list[Any] | None:
+    """A list as JSON or as Python writes it."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            value = parse(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(value, (list, tuple)):
+            return list(value)
+    return None
+
+
+def _share_with(texts: list[str], delimiter: str) -> float:
+    return sum(delimiter in text for text in texts) / len(texts)
+
+
+def _is_list(texts: list[str], delimiter: str) -> bool:
+    """Whether a delimiter separates labels: real lists combine few parts to many values; "Paris, France" does not."""
+    split = [text for text in texts if delimiter in text]
+    if not split or len(texts) < _FEW:
+        return bool(split)
+    parts = Counter(part.strip() for text in split for part in text.split(delimiter))
+    repeated = sum(count for count in parts.values() if count > 1)
+    return len(parts) < len(set(split)) and repeated >= 0.5 * parts.total()
+
+
+def _are_codes(texts: list[str]) -> bool:
+    """Whether values are codes separated by spaces, such as `cs.CL cs.LG`."""
+    split = [text for text in texts if " " in text]
+    parts = Counter(part for text in split for part in text.split())
+    if len(split) < 0.05 * len(texts) or len(parts) >= len(set(split)):
+        return False
+    return sum(count for part, count in parts.items() if re.search(r"[\d._:-]", part)) > 0.9 * parts.total()

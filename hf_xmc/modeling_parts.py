@@ -1,0 +1,179 @@
+"""Prediction from several parts of a model: ranker, heads, label vectors and similar documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .features import Features
+from .knn_ranker import KNNRanker, KNNVectors
+from .label_tree import LabelTree
+from .label_vectors import LabelVectors
+from .labels import Labels
+from .linear_ranker import LinearRanker
+from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores, Scorer
+
+# Least number of candidates of ranker and heads that `candidate_scores` compares.
+_CANDIDATES = (100, 20)
+
+
+class PartsMixin:
+    """
+    Mixin that scores labels by the parts of a model.
+
+    The class has the parts, their configuration, and the searches of ranker and heads.
+    """
+
+    config: Any
+    anchor: Any
+    heads: Any
+    labels: Labels | None
+    label_tree: LabelTree | None
+    ranker: LinearRanker | KNNRanker | None
+    label_vectors: LabelVectors | None
+    knn: KNNRanker | None
+    knn_vectors: KNNVectors | None
+    scorer: Scorer | None
+    _search_ranker: Any
+    _predict_with_ranker: Any
+    _predict_with_heads: Any
+    _check_label_head: Any
+    _dense_part: Any
+
+    @property
+    def available_parts(self) -> list[str]:
+        """The parts that can score labels, see [`Scorer`]."""
+        config, tree = self.config, self.label_tree
+        levels = config.head_levels or []
+        has_heads = tree is not None and tree.depth in levels and config.trained_levels >= len(levels)
+        vectors = [] if self.label_vectors is None else self.label_vectors.names
+        present = {
+            "ranker": self.ranker is not None,
+            "heads": has_heads,
+            **dict.fromkeys(vectors, True),
+            "knn_tfidf": self.knn is not None,
+            "knn_vector": self.knn_vectors is not None,
+        }
+        return [name for name in PARTS if present.get(name)]
+
+    def _predict_with_parts(
+        self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None, predict_with: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        names: Sequence[str] = (predict_with,)
+        if predict_with == "all":
+            if self.scorer is None:
+                raise ValueError(
+                    "The model has no scorer. Set `predict_with='ranker'`, or train it with `XMCTrainer`."
+                )
+            assert self.labels is not None
+            log_counts, names = np.log1p(self.labels.counts).astype(np.float32), self.scorer.parts
+        elif predict_with not in self.available_parts:
+            raise ValueError(
+                f"`predict_with={predict_with!r}`, but the model has only {', '.join(self.available_parts)}."
+            )
+        scores, labels = [np.empty((0, top_k), np.float32)], [np.empty((0, top_k), np.int64)]
+        for parts in self.part_scores(features, names, top_k, beam_size, num_threads):
+            if predict_with == "all":
+                found = self.scorer.predict(parts, log_counts, top_k)  # type: ignore[union-attr]
+            else:
+                found = parts[predict_with].scores[:, :top_k], parts[predict_with].labels[:, :top_k]
+            scores.append(found[0])
+            labels.append(found[1])
+        return np.concatenate(scores), np.concatenate(labels)
+
+    @torch.no_grad()
+    def part_scores(
+        self,
+        features: Features,
+        names: Sequence[str],
+        top_k: int = 10,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+    ) -> Iterator[dict[str, PartScores]]:
+        """
+        Yields the scores of parts for consecutive blocks of documents, small enough to score all labels.
+
+        Args:
+            features ([`Features`]):
+                Documents, see [`~XMCForTextClassification.featurize`].
+            names (`Sequence[str]`):
+                The parts.
+            top_k (`int`, *optional*, defaults to 10):
+                Least number of labels that each part proposes.
+            beam_size (`int`, *optional*):
+                Number of nodes kept per level by ranker and heads, which have separate defaults.
+            num_threads (`int`, *optional*):
+                Number of threads; all cores by default.
+        """
+        assert self.label_tree is not None
+        num_labels = self.label_tree.num_labels
+        count = min(max(top_k, OTHER_PROPOSALS), num_labels)
+        size = max(1, MAX_SCORES // num_labels)
+        for start in range(0, len(features), size):
+            block = features if len(features) <= size else features[start : start + size]
+            yield {name: self._score_part(name, block, count, beam_size, num_threads) for name in names}
+
+    def _score_part(
+        self, name: str, features: Features, count: int, beam_size: int | None, num_threads: int | None
+    ) -> PartScores:
+        assert self.label_tree is not None
+        known = min(max(count, KNOWN_LABELS), self.label_tree.num_labels)
+        if name == "ranker":
+            return PartScores.from_list(*self._search_ranker("logits", features, known, beam_size, num_threads))
+        if name == "heads":
+            output = self._predict_with_heads(features, known, beam_size)
+            assert output.scores is not None and output.indices is not None
+            odds = torch.logit(output.scores.float(), eps=1e-6)
+            return PartScores.from_list(odds.cpu().numpy(), output.indices.cpu().numpy())
+        if name == "knn_tfidf":
+            assert self.knn is not None
+            votes = self.knn.predict(Features(features.sparse), known, num_threads=num_threads)
+            return PartScores.from_list(*votes, others=0.0)
+        if name == "knn_vector":
+            assert self.knn_vectors is not None and features.dense is not None
+            return PartScores.from_list(*self.knn_vectors.predict(features.dense, known), others=0.0)
+        assert self.label_vectors is not None
+        return PartScores.from_matrix(self.label_vectors.scores(name, features, num_threads), count)
+
+    def candidate_scores(
+        self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Returns the best labels of the ranker and of the heads, each with both scores.
+
+        Args:
+            features ([`Features`]):
+                Documents, see [`~XMCForTextClassification.featurize`].
+            top_k (`int`):
+                Number of labels per document. More candidates are returned, so that each side can promote labels of
+                the other.
+            beam_size (`int`, *optional*):
+                Number of nodes kept per level; ranker and heads have separate defaults.
+            num_threads (`int`, *optional*):
+                Number of threads of the ranker; all cores by default.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker (0 for labels that it did not
+            find), scores of the heads and label ids (padded with -1), of one shape.
+        """
+        self._check_label_head()
+        assert self.label_tree is not None
+        tree = self.label_tree
+        num_ranker, num_heads = (min(max(top_k, count), tree.num_labels) for count in _CANDIDATES)
+        ranked = self._predict_with_ranker(features, num_ranker, beam_size, num_threads)
+        scores, indices = (torch.from_numpy(array).to(self.anchor.device) for array in ranked)
+        positions = torch.from_numpy(tree.leaf_positions).to(indices.device)
+        nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
+        parts = zip(vectors.split(256), nodes.split(256), strict=True)
+        head_scores = torch.cat([self.heads.label_probabilities(*part, tree) for part in parts])
+        more = self._predict_with_heads(features, num_heads, beam_size)
+        assert more.scores is not None and more.indices is not None
+        repeated = (more.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
+        return (
+            torch.cat([scores, torch.zeros_like(more.scores)], dim=1),
+            torch.cat([head_scores, more.scores], dim=1),
+            torch.cat([indices, more.indices.masked_fill(repeated, -1)], dim=1),
+        )

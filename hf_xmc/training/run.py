@@ -1,0 +1,329 @@
+"""From a file to a model and its results in one call."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers.utils import CONFIG_NAME
+
+from ..data import load_label_texts
+from ..data.documents import Documents, load_documents
+from ..data.readers import label_text_file
+from ..evaluation.report import format_metrics, format_recall
+from ..modeling_xmc import XMCForTextClassification
+from ..parallel.process_group import ProcessGroup
+from ..scorer import Scorer
+from .arguments import XMCTrainingArguments
+from .progress import StageProgressCallback, format_size, quiet_libraries
+from .record import public_name
+from .trainer import XMCTrainer
+
+HOLDOUT_SPLIT = "holdout"
+_HOLDOUT_FOLDER = ".holdout"
+# A larger part would cost time and hardly make the results more exact.
+_MAX_HELD_OUT = 10_000
+_SHOWN_METRICS = ("P", "R", "nDCG", "PSP")
+
+
+@dataclass
+class TrainReport:
+    """
+    What a training has found and reached. `print` shows it as tables.
+
+    Args:
+        folder (`str`): Folder of the model.
+        documents (`int`): Number of documents that the model was trained on.
+        labels (`int`): Number of its labels.
+        model_bytes (`int`): Size of the folder.
+        seconds (`float`): Duration of all trainings.
+        data ([`Documents`]): The data: columns and rows.
+        split (`str`, *optional*): Split of the results. `"holdout"` was drawn from the training documents.
+        tested (`int`, *optional*): Number of documents of the results.
+        metrics (`dict[str, float]`, *optional*): The results as fractions, such as `"P@5"`.
+        by_frequency (`list[dict]`, *optional*): Results by the number of training documents of a label.
+    """
+
+    folder: str
+    documents: int
+    labels: int
+    model_bytes: int
+    seconds: float
+    data: Documents
+    split: str | None = None
+    tested: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    by_frequency: list[dict[str, Any]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.metrics:
+            names = [f"{name}@{k}" for name in _SHOWN_METRICS for k in (1, 3, 5, 10)]
+            shown = {name: self.metrics[name] for name in names if name in self.metrics} or self.metrics
+            where = "held out, unseen in training" if self.split == HOLDOUT_SPLIT else f"split {self.split}"
+            parts.append(
+                f"Results on {self.tested:,} documents ({where}), in percent\n\n{format_metrics(shown, digits=1)}"
+            )
+        if self.by_frequency and "recall@5" in self.by_frequency[0]:
+            parts.append(format_recall(self.by_frequency, k=5))
+        parts.append(
+            f"{self.folder}: {self.labels:,} labels, trained on {self.documents:,} documents, "
+            f"{format_size(self.model_bytes)}, {self.seconds:.0f} s"
+        )
+        return "\n\n".join(parts)
+
+
+def train(
+    data: str | os.PathLike | Dataset | Mapping[str, Dataset],
+    output_dir: str | os.PathLike,
+    *,
+    encoder: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    label_delimiter: str | None = None,
+    encoding: str | None = None,
+    separator: str | None = None,
+    sheet: str | None = None,
+    label_texts: bool | Mapping[str, str] | None = None,
+    holdout: float = 0.1,
+    final_train: bool = True,
+    log: str = "text",
+    **options: Any,
+) -> tuple[XMCForTextClassification, TrainReport]:
+    """
+    Trains a model on a file and measures it.
+
+    Columns and separators are found by looking at the data. Without validation and test splits, a random tenth of the
+    documents is held out: a first model is trained on the others and measured on this tenth, then the model that is
+    kept is trained on all documents.
+
+    Args:
+        data (`str`, `datasets.Dataset` or `dict[str, datasets.Dataset]`):
+            A file (csv, tsv, parquet, jsonl, json, xlsx), a folder, the id of a dataset on the Hub, or loaded data.
+        output_dir (`str`):
+            Folder of the model.
+        encoder (`str`, *optional*):
+            Folder or Hub id of a transformer encoder to fine-tune.
+        text_column (`str`, *optional*):
+            Column of the texts.
+        label_column (`str`, *optional*):
+            Column of the labels.
+        label_delimiter (`str`, *optional*):
+            Separator of the labels in a column of strings; `""` for one label in each row.
+        encoding (`str`, *optional*):
+            Encoding of a csv file.
+        separator (`str`, *optional*):
+            Separator of the columns of a csv file.
+        sheet (`str`, *optional*):
+            Sheet of an Excel file.
+        label_texts (`bool` or `dict[str, str]`, *optional*):
+            Text of each label, or whether to read them from the folder of the data; by default if it has any.
+        holdout (`float`, *optional*, defaults to 0.1):
+            Share of the documents to hold out, at most 10,000 of them, if the data has no other splits. 0 for none.
+        final_train (`bool`, *optional*, defaults to `True`):
+            Whether to train on all documents at the end. If not, the model never sees the documents held out.
+        log (`str`, *optional*, defaults to `"text"`):
+            What is printed: `"text"` for a line per stage, `"json"` for JSON lines, `"none"`.
+        options:
+            Options of [`XMCTrainingArguments`], such as `method`, `ranker_beam_size` or `num_train_epochs`.
+
+    Returns:
+        `tuple[XMCForTextClassification, TrainReport]`: the model, which is also in `output_dir`, and its report.
+
+    Example:
+
+    ```python
+    model, report = hf_xmc.train("tickets.csv", "my-tagger")
+    print(report)
+    model.predict(["The printer on floor 3 is jammed"], top_k=3)
+    ```
+    """
+    _check_folder(str(output_dir), options)
+    if not 0 <= holdout < 1:
+        raise ValueError(f"`holdout={holdout}` must be at least 0 and below 1: the share of documents to hold out.")
+    progress = StageProgressCallback(log, bar=False if options.get("disable_tqdm") else None)
+    if encoder is not None:
+        options["encoder_name"] = encoder
+    options["method"] = options.get("method") or "auto"
+    processes = ProcessGroup.current()
+    with quiet_libraries():
+        with processes.main_first():
+            found = load_documents(
+                data,
+                text_column=text_column,
+                label_column=label_column,
+                label_delimiter=label_delimiter,
+                encoding=encoding,
+                separator=separator,
+                sheet=sheet,
+            )
+        if label_texts is None or isinstance(label_texts, bool):
+            label_texts = _label_texts(found, label_texts)
+        run = _Run(found, str(output_dir), options, label_texts, progress, processes)
+        held_out = run.hold_out(holdout)
+        if processes.is_main:
+            _show_data(found, held_out, progress)
+        return run.train(held_out, final_train)
+
+
+@dataclass
+class _Run:
+    """The trainings of one call of [`train`]."""
+
+    found: Documents
+    folder: str
+    options: dict[str, Any]
+    label_texts: Mapping[str, str] | None
+    progress: StageProgressCallback
+    processes: ProcessGroup
+    seconds: float = 0.0
+
+    def hold_out(self, share: float) -> int:
+        """Number of documents to hold out."""
+        if len(self.found.splits) > 1 or share == 0:
+            return 0
+        return max(1, min(int(share * len(self.found.splits["train"])), _MAX_HELD_OUT))
+
+    def train(self, held_out: int, final_train: bool) -> tuple[XMCForTextClassification, TrainReport]:
+        """Trains once or twice, evaluates, and reports."""
+        splits = self.found.splits
+        documents, validation = splits["train"], splits.get("validation")
+        split: str | None = next((name for name in ("test", "validation") if name in splits), None)
+        tested = None if split is None else splits[split]
+        if held_out:
+            seed = self.options.get("seed") or 42
+            parts = documents.train_test_split(test_size=held_out, seed=seed)
+            # One half chooses the weights of the last scorer, the other is measured.
+            halves = parts["test"].train_test_split(test_size=0.5, shuffle=False) if held_out > 1 else parts
+            split, tested, validation = HOLDOUT_SPLIT, halves["test"], halves["train"] if held_out > 1 else None
+            if not final_train:
+                documents = parts["train"]
+        evaluation: dict[str, Any] | None = None
+        scorer: Scorer | None = None
+        if held_out and final_train:
+            folder = os.path.join(self.folder, _HOLDOUT_FOLDER)
+            self.progress.use_span(0.0, 0.47)
+            first = self._fit(folder, parts["train"], validation, again=True)
+            evaluation = self._evaluate(first, tested, split)
+            self.progress.use_span(0.47, 1.0)
+            self.progress.note("Once more, with all documents:")
+            validation, scorer = None, first.model.scorer
+            del first
+        trainer = self._fit(self.folder, documents, validation, scorer=scorer)
+        if evaluation is None and tested is not None:
+            evaluation = self._evaluate(trainer, tested, split)
+        elif evaluation is not None:
+            evaluation = {**evaluation, "split": f"{HOLDOUT_SPLIT}, before the training on all documents"}
+            trainer.recorder.record.add_evaluation(evaluation)
+        trainer.create_model_card()
+        if self.processes.is_main:
+            shutil.rmtree(os.path.join(self.folder, _HOLDOUT_FOLDER), ignore_errors=True)
+        if trainer.args.push_to_hub:
+            trainer.push_to_hub()
+        report = self._report(trainer, split, evaluation)
+        trainer.end()
+        return trainer.model, report
+
+    def _fit(
+        self,
+        folder: str,
+        documents: Dataset,
+        validation: Dataset | None,
+        again: bool = False,
+        scorer: Scorer | None = None,
+    ) -> XMCTrainer:
+        options = {**self.options, "push_to_hub": False} if again else self.options
+        args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
+        if options["method"] == "auto" and scorer is None:
+            self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
+        trainer = XMCTrainer(
+            args=args,
+            train_dataset=documents,
+            eval_dataset=validation,
+            label_texts=self.label_texts,
+            callbacks=[self.progress],
+        )
+        trainer.scorer = scorer
+        record = trainer.recorder.record
+        record.dataset, record.split = public_name(self.found.name), "train"
+        record.columns = asdict(self.found.columns) if self.found.columns else None
+        resume = self.options.get("resume_from_checkpoint")
+        output = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
+        self.seconds += output.metrics.get("train_runtime", 0.0)
+        return trainer
+
+    def _evaluate(self, trainer: XMCTrainer, dataset: Dataset | None, split: str | None) -> dict[str, Any]:
+        assert dataset is not None and split is not None
+        self.progress.begin_stage("evaluate")
+        trainer.evaluate(dataset, metric_key_prefix=split)
+        return trainer.recorder.record.evaluations[-1]
+
+    def _report(self, trainer: XMCTrainer, split: str | None, evaluation: dict[str, Any] | None) -> TrainReport:
+        results: dict[str, Any] = {}
+        if evaluation is not None:
+            results = {"split": split, "tested": evaluation["documents"], "metrics": evaluation["metrics"]}
+            results["by_frequency"] = evaluation.get("by_frequency", [])
+        labels = trainer.model.labels
+        assert labels is not None
+        size = sum(path.stat().st_size for path in Path(self.folder).rglob("*") if path.is_file())
+        return TrainReport(self.folder, labels.num_documents, len(labels), size, self.seconds, self.found, **results)
+
+
+def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
+    """Refuses now, and not after the first training, to overwrite a model."""
+    if os.path.exists(os.path.join(folder, CONFIG_NAME)):
+        if not options.get("overwrite") and not options.get("resume_from_checkpoint"):
+            raise FileExistsError(
+                f"`{folder}` contains a finished model. Choose another `output_dir`, or set `overwrite=True` "
+                "(`--overwrite`) to replace it."
+            )
+
+
+def _label_texts(found: Documents, wanted: bool | None) -> dict[str, str] | None:
+    """The texts of the labels beside the data: if they are wanted, or if there are any and nothing was said."""
+    if wanted is False or found.name is None:
+        return None
+    has_texts = label_text_file(found.name) is not None
+    return load_label_texts(found.name) if wanted or has_texts else None
+
+
+def _show_data(found: Documents, held_out: int, progress: StageProgressCallback) -> None:
+    """Prints what was found in the data, with the options that change it."""
+    counts, columns = found.counts.get("train"), found.columns
+    documents = {name: len(dataset) for name, dataset in found.splits.items()}
+    if progress.log == "json":
+        shown = {"data": public_name(found.name), "documents": documents, "held_out": held_out}
+        facts = {"columns": asdict(columns) if columns else None, "rows": asdict(counts) if counts else None}
+        progress.write(json.dumps({**shown, **facts, "encoding": found.encoding, "separator": found.separator}))
+        return
+    rows = f"{counts.rows:,} rows" if counts else f"{documents['train']:,} documents"
+    lines: list[Sequence[str]] = []
+    if found.encoding is not None:
+        form = f"{rows}, {found.encoding}, separated by {found.separator!r}"
+        lines.append((Path(str(found.name)).name, form, "--encoding, --separator"))
+    else:
+        lines.append((public_name(found.name) or "data", rows, ""))
+    if columns is not None:
+        how = {"lists": "lists", "JSON lists": "lists in brackets", "one each": "one in each row"}
+        form = how.get(columns.format) or f"separated by {columns.delimiter!r}"
+        lines.append(("  text", f"column `{columns.text}`", "--text-column"))
+        lines.append(("  labels", f"column `{columns.labels}`, {form}", "--label-column, --label-delimiter"))
+    if counts is not None and counts.documents < counts.rows:
+        left_out = {"without text": counts.empty, "without labels": counts.unlabelled}
+        facts_ = [f"{count:,} {what}" for what, count in left_out.items() if count]
+        if facts_:
+            lines.append(("  left out", f"rows: {', '.join(facts_)}", ""))
+        if counts.repeated:
+            lines.append(("  joined", f"{counts.repeated:,} rows with a text or id that occurred before", ""))
+    if held_out:
+        lines.append(("  held out", f"{held_out:,} of {documents['train']:,} documents, at random", "--holdout"))
+    elif len(documents) > 1:
+        lines.append(("  splits", ", ".join(f"{name} {count:,}" for name, count in documents.items()), ""))
+    for name, what, option in lines:
+        progress.write(f"{name:<24}{what:<54}  {option}".rstrip())

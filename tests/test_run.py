@@ -1,0 +1,133 @@
+"""From a file to a model and its results: `hf_xmc.train`, `hf-xmc train FILE`, and what they print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from conftest import make_documents
+from datasets import DatasetDict
+
+import hf_xmc
+from hf_xmc.cli.main import main
+from hf_xmc.training.progress import StageProgressCallback
+from hf_xmc.training.record import TrainingRecord
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A file with 300 documents, one of them twice, and a row without a text."""
+    rows = [(text, "; ".join(labels)) for text, labels in zip(*make_documents(300)[:].values(), strict=True)]
+    with open(tmp_path / "tickets.csv", "w", encoding="cp1252", newline="") as file:
+        csv.writer(file, delimiter=";").writerows([("Beschreibung", "tags"), *rows, rows[0], ("", "x")])
+    return tmp_path / "tickets.csv"
+
+
+def test_train(table, tmp_path, capsys):
+    folder = tmp_path / "model"
+    model, report = hf_xmc.train(table, folder, use_cpu=True)
+    documents = report.data.counts["train"].documents
+    assert (report.data.counts["train"].empty, report.documents) == (1, documents)
+    assert report.tested == int(0.1 * documents) and report.metrics["P@1"] > 0.8
+    assert report.labels == len(model.labels) and report.model_bytes > 10_000
+    assert model.predict(["topic07 word1"], top_k=1)[0][0][0] == "label 07"
+    assert not (folder / ".holdout").exists()
+    shown = capsys.readouterr().out
+    for expected in (
+        "tickets.csv",
+        "Beschreibung",
+        "--text-column",
+        "`tags`, separated by ';'",
+        "--holdout",
+        "features",
+    ):
+        assert expected in shown
+    assert "{" not in shown and "Writing" not in shown
+    assert f"{report.tested:,} documents" in str(report) and "nDCG" in str(report)
+    record = TrainingRecord.load(folder)
+    assert record.columns["text"] == "Beschreibung" and record.documents == documents
+    assert record.evaluations[0]["split"].startswith("holdout")
+    with pytest.raises(FileExistsError, match="overwrite"):
+        hf_xmc.train(table, folder)
+
+
+def test_without_the_second_training(table, tmp_path):
+    model, report = hf_xmc.train(table, tmp_path / "model", final_train=False, holdout=0.5, log="none", use_cpu=True)
+    assert report.documents == report.data.counts["train"].documents - report.tested == model.labels.num_documents
+    _, report = hf_xmc.train(table, tmp_path / "all", holdout=0, log="none", use_cpu=True)
+    assert not report.metrics and report.documents == report.data.counts["train"].documents
+    with pytest.raises(ValueError, match="holdout"):
+        hf_xmc.train(table, tmp_path / "none", holdout=1)
+
+
+def test_splits_of_the_data(tmp_path, capsys):
+    splits = {
+        "train": make_documents(200),
+        "validation": make_documents(50, seed=1),
+        "test": make_documents(60, seed=2),
+    }
+    _, report = hf_xmc.train(DatasetDict(splits), tmp_path / "model", method="parabel", use_cpu=True)
+    assert (report.split, report.tested) == ("test", len(report.data.splits["test"]))
+    assert "validation" in capsys.readouterr().out
+
+
+def test_an_encoder_alone_means_a_transformer(tiny_encoder, table, tmp_path, capsys):
+    options = {"level_steps": 3, "save_strategy": "no", "use_cpu": True, "encoder_max_length": 16}
+    model, _ = hf_xmc.train(table, tmp_path / "model", encoder=str(tiny_encoder), final_train=False, **options)
+    assert model.encoder is not None and model.config.method == "xr-transformer"
+    assert "fine-tuning label texts" in capsys.readouterr().out
+
+
+def test_the_command(table, tmp_path, capsys):
+    folder, tags = tmp_path / "my-tagger", tmp_path / "tags.jsonl"
+    assert main(["train", str(table), "-o", str(folder), "--use-cpu", "true", "--ranker_beam-size=5"]) == 0
+    shown = capsys.readouterr().out
+    assert f"hf-xmc predict {folder} new.csv" in shown and "documents of a label" in shown
+    assert json.loads((folder / "training_args.json").read_text())["ranker_beam_size"] == 5
+    # The column of the texts is known from the training.
+    assert main(["predict", str(folder), str(table), "--output", str(tags), "--top-k", "1"]) == 0
+    assert json.loads(tags.read_text().splitlines()[0])["labels"][0]["label"].startswith("label")
+    assert main(["evaluate", str(folder), str(table)]) == 0
+    assert json.loads((folder / "eval_results.json").read_text())["metrics"]["P@1"] > 0.8
+    assert main(["train", str(table), "-o", str(folder)]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["-o", "out", "--text-column", "text"], "Beschreibung"),
+        (["-o", "out", "--eval_split", "test"], "--dataset"),
+        (["-o", "out", "--dataset", "sample"], "sample"),
+        (["-o", "out", "--log", "loud"], "log"),
+        (["-o", "out", "--text-colum", "a"], "--text-column"),
+        ([], "-o my-tagger"),
+    ],
+)
+def test_mistakes(table, capsys, flags, message):
+    assert main(["train", str(table), *flags]) == 1
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) <= 2
+
+
+def test_json_lines(table, tmp_path, capsys):
+    assert main(["train", str(table), "-o", str(tmp_path / "model"), "--log", "json", "--use_cpu", "true"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["columns"]["labels"] == "tags" and lines[0]["held_out"] > 0
+    assert any("ranker_seconds" in line for line in lines) and all("memory_bytes" in line for line in lines[1:])
+
+
+def test_the_bar_only_grows(monkeypatch, table, tmp_path):
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    hf_xmc.train(table, tmp_path / "model", use_cpu=True)
+    shares = [int(part.split("%")[0].split()[-1]) for part in terminal.getvalue().split("\r") if "%" in part]
+    assert len(shares) > 5 and shares == sorted(shares)
+
+
+def test_unknown_kind_of_log():
+    with pytest.raises(ValueError, match="json"):
+        StageProgressCallback("loud")
