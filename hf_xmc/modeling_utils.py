@@ -360,7 +360,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             problem = f"encoder vectors of {self.vector_size} numbers but a ranker for {ranker.num_dense}"
         if problem is not None:
             raise ValueError(
-                f"{source} has {problem}. The parts belong to different models: save or download all of them again."
+                f"{source} has {problem}. The parts and `config.json` belong to different models: save or download "
+                "all of them again."
             )
 
     def _num_sparse(self) -> int:

@@ -141,15 +141,20 @@ def _names_a_file(message: str, folder: Path) -> bool:
     return any(name in message for name in names)
 
 
+def _load(folder: Path) -> Any:
+    """Loads a model by its class: `AutoModel` reads `config.json` before the checks, even if it is a link."""
+    from hf_xmc import XMCEnsemble, XMCForTextClassification
+
+    return (XMCEnsemble if folder.name == "ensemble" else XMCForTextClassification).from_pretrained(folder)
+
+
 def use_model(folder: Path, expected: Any) -> Outcome:
     """Loads a model and predicts with all that it has."""
-    from transformers import AutoModel
-
     watch = _Watch(folder)
     if expected is not None:  # hooks stay as long as their process
         sys.addaudithook(watch)
     try:
-        model = AutoModel.from_pretrained(folder)
+        model = _load(folder)
         results = [model.predict(TEXTS, top_k=5, num_threads=1)]
         members = getattr(model, "models", [model])
         for member in members:
@@ -333,9 +338,7 @@ def _warm(path: Path, use: Callable[[Path, Any], Outcome]) -> Any:
     """Compiles and imports what a subject needs; returns what it gives undamaged."""
     use(path, None)
     if use is use_model:
-        from transformers import AutoModel
-
-        return AutoModel.from_pretrained(path).predict(TEXTS, top_k=5, num_threads=1)
+        return _load(path).predict(TEXTS, top_k=5, num_threads=1)
     return read_data(path)
 
 
