@@ -5,12 +5,13 @@ RUN := $(VENV)/bin/python
 # Two workers share the cores: with more than one thread of torch each, they would wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help quickstart test test-all lint kernels docs clean
+.PHONY: help quickstart test test-all test-bounds lint kernels docs clean
 
 help:
 	@echo "make quickstart  train on the bundled sample, evaluate the model and tag three texts"
 	@echo "make test        lint, types and the tests, without the slow ones"
 	@echo "make test-all    lint, types and all tests"
+	@echo "make test-bounds tests of the compiled loops with bounds checks, about five minutes"
 	@echo "make docs        the documentation site, in site/"
 	@echo "make clean       remove the environment"
 
@@ -34,6 +35,11 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed
 	$(MAKE) -j2 lint kernels docs
 	$(PYTEST)
+
+# The compiled loops with bounds checks. numba would reuse loops without them from its usual cache.
+BOUNDS := $(addprefix tests/test_,kernels_search.py linear_ranker.py knn.py features.py tfidf.py solver.py clustering.py)
+test-bounds: $(VENV)/installed
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/numba-bounds $(PYTEST) $(BOUNDS)
 
 lint: $(VENV)/installed
 	$(RUN) -m ruff check .

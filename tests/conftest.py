@@ -20,6 +20,11 @@ from datasets import Dataset
 from filelock import FileLock
 from local_hub import LocalHub
 
+if os.environ.get("NUMBA_BOUNDSCHECK") == "1":
+    from checked_lanes import use_checked_lanes
+
+    use_checked_lanes()
+
 NUM_LABELS = 60
 NUM_FILLERS = 40
 
@@ -244,7 +249,7 @@ def encoder_model_folder(documents: Dataset, tiny_encoder: Path, make_once: Any)
     from hf_xmc import XMCTrainer
 
     def fill(folder: Path) -> None:
-        options = {"level_steps": [10, 10, 40], "per_device_train_batch_size": 32, "heads_weight": 0.5}
+        options = {"level_steps": [10, 10, 40], "per_device_train_batch_size": 32}
         args = encoder_arguments(folder, save_strategy="no", **options)
         XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
 

@@ -199,7 +199,6 @@ def test_names_of_earlier_versions(name):
         ({"label_features": "both of them"}, "label_features"),
         ({"label_features": "embedding"}, "label_features"),
         ({"predict_with": "both"}, "predict_with"),
-        ({"heads_weight": 1.5}, "heads_weight"),
         ({"eval_ks": [0, 1]}, "eval_ks"),
         ({"num_threads": -1}, "num_threads"),
         ({"embedding_scale": math.inf}, "embedding_scale"),

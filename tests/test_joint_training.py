@@ -74,7 +74,7 @@ def test_kinds_of_heads(train, tmp_path):
     light = train(method="lightxml", folder=tmp_path / "light").model
     assert [type(head) for head in light.heads] == [LevelHead, BottleneckHead]
     assert light.config.pooling_layers == 2 and light.head(2).weight.shape == (60, 16)
-    tails = train(method="aplc-xlnet", folder=tmp_path / "tails", predict_with="both").model
+    tails = train(method="aplc-xlnet", folder=tmp_path / "tails", predict_with="all").model
     assert [type(head) for head in tails.heads] == [LevelHead, AdaptiveHead] and len(tails.config.head_tails) == 2
     # Labels are in the order of their frequencies.
     counts = tails.labels.counts[tails.label_tree.leaf_labels]

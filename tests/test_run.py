@@ -14,7 +14,6 @@ import hf_xmc
 from hf_xmc.cli.main import main
 from hf_xmc.training.progress import StageProgressCallback
 from hf_xmc.training.record import TrainingRecord
-from hf_xmc.training.run import default_method
 
 
 @pytest.fixture
@@ -78,8 +77,8 @@ def test_splits_of_the_data(tmp_path, capsys):
 def test_an_encoder_alone_means_a_transformer(tiny_encoder, table, tmp_path, capsys):
     options = {"level_steps": 3, "save_strategy": "no", "use_cpu": True, "encoder_max_length": 16}
     model, _ = hf_xmc.train(table, tmp_path / "model", encoder=str(tiny_encoder), final_train=False, **options)
-    assert model.encoder is not None and model.config.method == default_method("any") != default_method(None)
-    assert "fine-tuning level" in capsys.readouterr().out
+    assert model.encoder is not None and model.config.method == "xr-transformer"
+    assert "fine-tuning label texts" in capsys.readouterr().out
 
 
 def test_the_command(table, tmp_path, capsys):

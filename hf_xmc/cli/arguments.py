@@ -57,7 +57,7 @@ class DataArguments:
     )
     train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
-        default=None, metadata={"help": "Split for evaluation during training, early stopping and `heads_weight`."}
+        default=None, metadata={"help": "Split for evaluation during training, early stopping and the last scorer."}
     )
     eval_split: str | None = field(default=None, metadata={"help": "Split to measure on after training."})
     holdout: float = field(

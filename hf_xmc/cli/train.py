@@ -14,7 +14,7 @@ from ..training.arguments import PARTS, XMCTrainingArguments
 from ..training.options import options_of
 from ..training.progress import StageProgressCallback, quiet_libraries
 from ..training.record import public_name
-from ..training.run import TrainReport, default_method, train
+from ..training.run import TrainReport, train
 from ..training.trainer import XMCTrainer
 from .arguments import TABLE_OPTIONS, DataArguments, RecipeParser
 from .evaluate import measure
@@ -61,7 +61,7 @@ _SPLITS = ("train_split", "validation_split", "eval_split")
 
 
 class TrainParser(RecipeParser):
-    """The parser of the command, with a method that depends on the encoder."""
+    """The parser of the command, which also takes the data without a flag."""
 
     def parse_values(self, argv: Sequence[str]) -> dict[str, Any]:
         """The values of all options; `data` is the file that comes without a flag."""
@@ -77,7 +77,6 @@ class TrainParser(RecipeParser):
                         "test of the data are used, or a part is held out."
                     )
                 values[name] = type(self).split_default(name)
-        values["method"] = values["method"] or default_method(values["encoder_name"])
         return values
 
     @staticmethod
@@ -96,7 +95,6 @@ def make_parser() -> TrainParser:
     parser = TrainParser(kinds, groups, prog="hf-xmc train", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("data", nargs="?", help="File, folder or Hub id of the data.")
     parser.add_argument("--help-all", action="help", help="Shows all options.")
-    parser.set_defaults(method=None)
     return parser
 
 

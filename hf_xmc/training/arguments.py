@@ -30,7 +30,7 @@ from .options import (
     option,
     options_of,
 )
-from .presets import ENCODER_METHODS, METHODS, method_preset
+from .presets import ENCODER_METHODS, METHODS, choose_method, method_preset
 from .schedule import SCHEDULERS
 
 # What can be trained to predict.
@@ -56,7 +56,12 @@ class GeneralArguments(Part):
 
     prefix: ClassVar[str] = ""
 
-    method: str = option("xr-linear", "Preset of options. Options set explicitly win over it.", choices=tuple(METHODS))
+    method: str = option(
+        "auto",
+        "Preset of options. Options set explicitly win over it. `auto`: `xr-linear`, or `xr-transformer` with the "
+        "encoder that is given. It is fine-tuned on label texts on a GPU or if a length such as `time_budget` is set.",
+        choices=("auto", *METHODS),
+    )
     overwrite: bool = option(False, "Replace a finished model in `output_dir`.")
     features: str | None = option(
         None,
@@ -239,11 +244,23 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         super().__post_init__()
         # The columns of tokenised documents are not arguments of the model.
         self.remove_unused_columns = False
+        self._choose_method()
         self._fill_in()
         self._check_parts()
         self._check_prediction()
         self._check_steps()
         self._check_unused()
+
+    def _choose_method(self) -> None:
+        """Replaces `method="auto"` by the method that it stands for."""
+        if self.method != "auto":
+            return
+        given = (self.time_budget, self.level_epochs, self.level_steps)
+        has_length = any(value is not None for value in given) or self.num_train_epochs >= 0 or self.max_steps > 0
+        options, self.method_reason = choose_method(self.encoder_name, has_length, not self.use_cpu)
+        for name, value in options.items():
+            if name in ("method", "num_train_epochs") or getattr(self, name) is None:
+                setattr(self, name, value)
 
     def _check_standard_options(self) -> None:
         """Refuses values of inherited options that are not supported."""

@@ -84,6 +84,28 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
 ENCODER_METHODS = tuple(name for name, preset in METHODS.items() if "encoder" in preset)
 
 
+def choose_method(encoder: str | None, has_length: bool, has_accelerator: bool) -> tuple[dict[str, Any], str]:
+    """
+    Chooses what `method="auto"` stands for.
+
+    Args:
+        encoder (`str`, *optional*): Folder or Hub id of an encoder.
+        has_length (`bool`): Whether a number of passes or steps, or a time, is given for fine-tuning.
+        has_accelerator (`bool`): Whether there is a GPU or another accelerator.
+
+    Returns:
+        `tuple[dict, str]`: options, among them the method, and the reason.
+    """
+    if encoder is None:
+        return {"method": "xr-linear"}, "no encoder is given"
+    options: dict[str, Any] = {"method": "xr-transformer", "level_objective": "label_texts"}
+    if has_length:
+        return options, "an encoder is given, and how long to fine-tune it"
+    if has_accelerator:
+        return options, "an encoder is given, and there is an accelerator to fine-tune it"
+    return {**options, "num_train_epochs": 0}, "an encoder is given; without an accelerator it is not fine-tuned"
+
+
 def method_preset(method: str) -> dict[str, dict[str, Any]]:
     """The preset of a method."""
     if method not in METHODS:

@@ -80,11 +80,6 @@ class TrainReport:
         return "\n\n".join(parts)
 
 
-def default_method(encoder: str | os.PathLike | None) -> str:
-    """The method of a training that names none."""
-    return "xr-linear" if encoder is None else "xr-transformer"
-
-
 def train(
     data: str | os.PathLike | Dataset | Mapping[str, Dataset],
     output_dir: str | os.PathLike,
@@ -156,7 +151,7 @@ def train(
     progress = StageProgressCallback(log, bar=False if options.get("disable_tqdm") else None)
     if encoder is not None:
         options["encoder_name"] = encoder
-    options["method"] = options.get("method") or default_method(options.get("encoder_name"))
+    options["method"] = options.get("method") or "auto"
     processes = ProcessGroup.current()
     with quiet_libraries():
         with processes.main_first():
@@ -245,8 +240,11 @@ class _Run:
         scorer: Scorer | None = None,
     ) -> XMCTrainer:
         options = {**self.options, "push_to_hub": False} if again else self.options
+        args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
+        if options["method"] == "auto" and scorer is None:
+            self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
         trainer = XMCTrainer(
-            args=XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options)),
+            args=args,
             train_dataset=documents,
             eval_dataset=validation,
             label_texts=self.label_texts,
@@ -325,7 +323,9 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
         if counts.repeated:
             lines.append(("  joined", f"{counts.repeated:,} rows with a text or id that occurred before", ""))
     if held_out:
-        lines.append(("  held out", f"{held_out:,} of {documents['train']:,}: half to tune, half to measure", "--holdout"))
+        lines.append(
+            ("  held out", f"{held_out:,} of {documents['train']:,}: half to tune, half to measure", "--holdout")
+        )
     elif len(documents) > 1:
         lines.append(("  splits", ", ".join(f"{name} {count:,}" for name, count in documents.items()), ""))
     for name, what, option in lines:
