@@ -42,10 +42,23 @@ def largest_of_rows(indptr, data, count):
 
 
 @compiled
-def add_products(indptr, indices, data, first_document, last_document, term_begin, term_rows, term_weights, out):
-    """Adds the dot products of the documents with all rows of an inverted index to `out`, (documents, rows)."""
+def add_products(
+    indptr, indices, data, first_document, last_document, term_begin, term_rows, term_weights, columns, out
+):  # fmt: skip
+    """
+    Writes the dot products of the documents with all rows of an inverted index to `out`, (documents, rows) of zeros.
+
+    If `columns` is not empty, they are divided by the norm of the document over the columns that it marks.
+    """
     for i in range(last_document - first_document):
-        _add_products(indptr, indices, data, first_document + i, term_begin, term_rows, term_weights, out[i])
+        document = first_document + i
+        _add_products(indptr, indices, data, document, term_begin, term_rows, term_weights, out[i])
+        if columns.shape[0] > 0:
+            square = np.float32(0)
+            for p in range(indptr[document], indptr[document + 1]):
+                square += columns[indices[p]] * data[p] * data[p]
+            if square > 0:
+                out[i] *= np.float32(1) / np.sqrt(square)
 
 
 @compiled

@@ -19,6 +19,7 @@ from .utils import count_threads
 LABEL_VECTORS_FILE = "label_vectors.safetensors"
 _KIND = "label vectors"
 _COLUMNS = "columns"
+_ALL_COLUMNS = np.zeros(0, dtype=np.uint8)
 _ARRAYS = ("term_begin", "term_rows", "term_weights")
 # Documents of a task of a thread.
 _DOCUMENTS_PER_TASK = 16
@@ -45,15 +46,26 @@ class InvertedIndex:
         columns = rows.tocsc()
         return cls(columns.indptr.astype(np.int64), columns.indices.astype(np.int32), columns.data.astype(np.float32))
 
-    def products(self, documents: csr_matrix, num_rows: int, num_threads: int | None = None) -> np.ndarray:
-        """Returns the dot products of documents with all rows, float32 `(documents, rows)`."""
+    def products(
+        self,
+        documents: csr_matrix,
+        num_rows: int,
+        columns: np.ndarray | None = None,
+        num_threads: int | None = None,
+    ) -> np.ndarray:
+        """
+        Returns the dot products of documents with all rows, float32 `(documents, rows)`.
+
+        With `columns`, they are divided by the norms of the documents over the columns that it marks.
+        """
         products = np.zeros((documents.shape[0], num_rows), dtype=np.float32)
+        marked = _ALL_COLUMNS if columns is None else columns
 
         def run(first: int) -> None:
             last = min(first + _DOCUMENTS_PER_TASK, len(products))
             add_products(
                 documents.indptr, documents.indices, documents.data, first, last, self.term_begin, self.term_rows,
-                self.term_weights, products[first:last],
+                self.term_weights, marked, products[first:last],
             )  # fmt: skip
 
         starts = range(0, len(products), _DOCUMENTS_PER_TASK)
@@ -129,11 +141,7 @@ class LabelVectors:
         """
         if name in self.sparse:
             assert features.sparse is not None
-            products = self.sparse[name].products(features.sparse, self.num_labels, num_threads)
-            if self.columns is not None:
-                # Columns without entries in the index add nothing to the products, but to the norm.
-                products /= np.maximum(norms_of_columns(features.sparse, self.columns), 1e-12)[:, None]
-            return products
+            return self.sparse[name].products(features.sparse, self.num_labels, self.columns, num_threads)
         assert features.dense is not None
         if name not in self._float32:
             self._float32[name] = np.ascontiguousarray(self.dense[name].astype(np.float32).T)
@@ -161,13 +169,6 @@ class LabelVectors:
         num_terms = max((len(index.term_begin) - 1 for index in sparse.values()), default=0)
         columns = file.array(_COLUMNS, np.uint8, num_terms) if _COLUMNS in file.tensors else None
         return cls(num_labels, sparse, dense, columns)
-
-
-def norms_of_columns(rows: csr_matrix, columns: np.ndarray) -> np.ndarray:
-    """Returns the norms of sparse rows over the columns that are marked."""
-    squares = np.append(rows.data**2 * columns[rows.indices], np.float32(0))
-    sums = np.add.reduceat(squares, rows.indptr[:-1])
-    return np.sqrt(np.where(np.diff(rows.indptr) > 0, sums, 0))
 
 
 def _checked_index(file: CheckedFile, name: str, num_rows: int) -> InvertedIndex:

@@ -74,15 +74,17 @@ class PartsMixin:
             raise ValueError(
                 f"`predict_with={predict_with!r}`, but the model has only {', '.join(self.available_parts)}."
             )
-        scores, labels = [np.empty((0, top_k), np.float32)], [np.empty((0, top_k), np.int64)]
+        scores, labels = np.empty((len(features), top_k), np.float32), np.empty((len(features), top_k), np.int64)
+        done = 0
         for parts in self.part_scores(features, names, top_k, beam_size, num_threads):
             if predict_with == "all":
                 found = self.scorer.predict(parts, log_counts, top_k)  # type: ignore[union-attr]
             else:
                 found = parts[predict_with].scores[:, :top_k], parts[predict_with].labels[:, :top_k]
-            scores.append(found[0])
-            labels.append(found[1])
-        return np.concatenate(scores), np.concatenate(labels)
+            rows = slice(done, done + len(found[0]))
+            scores[rows], labels[rows] = found
+            done = rows.stop
+        return scores, labels
 
     @torch.no_grad()
     def part_scores(

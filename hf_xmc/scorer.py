@@ -201,10 +201,10 @@ class Scorer:
         logits[candidates < 0] = -np.inf
         # Candidates ascend, so that of equal labels the lower one comes first.
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
-        labels = np.take_along_axis(candidates, order, axis=1)
-        scores = self.probabilities(np.take_along_axis(logits, order, axis=1))
-        padding = ((0, 0), (0, top_k - labels.shape[1]))
-        return np.pad(scores, padding), np.pad(labels, padding, constant_values=-1)
+        scores, labels = np.zeros((len(order), top_k), np.float32), np.full((len(order), top_k), -1, np.int64)
+        labels[:, : order.shape[1]] = np.take_along_axis(candidates, order, axis=1)
+        scores[:, : order.shape[1]] = self.probabilities(np.take_along_axis(logits, order, axis=1))
+        return scores, labels
 
     def save_pretrained(self, save_directory: str | os.PathLike) -> None:
         """Writes `scorer.json`."""

@@ -11,7 +11,7 @@ from transformers.trainer_callback import ExportableState
 
 from hf_xmc import XMCForTextClassification, XMCTrainer
 
-PREDICT_WITH = ["ranker", "heads", "both"]
+PREDICT_WITH = ["ranker", "heads", "all"]
 TEXTS = make_documents(12, seed=11)["text"][:]
 
 # Options of a training that ends in the best of several models, see `rank_best`.

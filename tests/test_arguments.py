@@ -38,7 +38,7 @@ def arguments(**options):
 
 
 def test_there_are_at_most_60_options():
-    assert len(OWN) == 61
+    assert len(OWN) == 60
     prefixes = {name.split("_")[0] + "_" for name in OWN} & set(PARTS)
     assert prefixes == {"tfidf_", "tree_", "ranker_", "knn_", "encoder_", "level_"}
 
@@ -95,8 +95,6 @@ def test_values_reach_the_parts():
             "steps": [3, 4],
             "learning_rate": 1e-5,
             "head_learning_rate": [1e-3, 1e-2],
-            "projection_learning_rate": 1e-2,
-            "min_lr_ratio": 0.1,
             "loss": "squared_hinge",
             "negatives": ["all", "man"],
             "beam_size": 4,
@@ -199,7 +197,6 @@ def test_names_of_earlier_versions(name):
         ({"label_features": "both of them"}, "label_features"),
         ({"label_features": "embedding"}, "label_features"),
         ({"predict_with": "both"}, "predict_with"),
-        ({"heads_weight": 1.5}, "heads_weight"),
         ({"eval_ks": [0, 1]}, "eval_ks"),
         ({"num_threads": -1}, "num_threads"),
         ({"embedding_scale": math.inf}, "embedding_scale"),

@@ -24,6 +24,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, pipeline
 
 from hf_xmc import LabelTree, XMCForTextClassification, XMCTrainer
 from hf_xmc.cli.main import main
+from hf_xmc.training.level_data import LevelCollator
 from hf_xmc.training.presets import ENCODER_METHODS
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
@@ -34,7 +35,7 @@ EVALUATION = make_documents(30, seed=2)
 # ---- Learning, saving, predicting ----
 
 
-@pytest.mark.parametrize("predict_with, least", [("ranker", 0.9), ("heads", 0.3), ("both", 0.9)])
+@pytest.mark.parametrize("predict_with, least", [("ranker", 0.9), ("heads", 0.3), ("all", 0.9)])
 def test_learns(encoder_model_folder, tmp_path, predict_with, least):
     # One of 60 labels at random is right for one document in thirty.
     model = XMCForTextClassification.from_pretrained(encoder_model_folder)
@@ -56,7 +57,7 @@ def test_fine_tuning_improves_the_heads(train, loss, tmp_path):
 
 @pytest.mark.parametrize("method", ENCODER_METHODS)
 def test_a_saved_model_predicts_the_same(train, tmp_path, method):
-    trainer = train(method=method, predict_with="both", eval_dataset=EVALUATION)
+    trainer = train(method=method, predict_with="all", eval_dataset=EVALUATION)
     # The heads of X-Transformer score clusters only.
     loaded = assert_predicts_as_saved(trainer, tmp_path, PREDICT_WITH if method != "x-transformer" else ["ranker"])
     loaded.save_pretrained(tmp_path / "copy")
@@ -151,11 +152,11 @@ def test_levels_without_steps(train, steps, tmp_path):
 )
 def test_some_levels_only(train, tmp_path, options, levels):
     trainer = train(level_steps=[2], eval_dataset=EVALUATION, **options)
-    loaded = assert_predicts_as_saved(trainer, tmp_path, PREDICT_WITH if 3 in levels else ["ranker"])
+    loaded = assert_predicts_as_saved(trainer, tmp_path, PREDICT_WITH if 3 in levels else ["ranker", "all"])
     assert loaded.config.head_levels == levels
     assert [len(head.bias) for head in loaded.heads] == [(4, 16, 60)[level - 1] for level in levels]
     if 3 not in levels:
-        assert loaded.config.predict_with == "ranker"
+        assert "heads" not in loaded.scorer.parts
         with pytest.raises(ValueError, match="head"):
             loaded.predict(TEXTS, predict_with="heads")
 
@@ -193,7 +194,7 @@ def test_evaluation_between_steps_measures_the_current_level(train):
     # Four nodes are easier to tell apart than sixty labels.
     assert measured[0]["eval_a_R@5"] == 1 and measured[2]["eval_a_R@5"] < 1
     names = {name for entry in trainer.state.log_history for name in entry}
-    assert {"eval_b_P@1", "heads_weight"} < names
+    assert {"eval_b_P@1", "last scorer_seconds"} < names
 
 
 # ---- Ranker and heads ----
@@ -216,31 +217,33 @@ def test_heads_alone(train, tmp_path):
     assert trainer.evaluate(make_documents(50, seed=2))["eval_P@1"] > 0.1
 
 
-def test_the_weight_of_the_heads_is_the_best_on_the_evaluation_set(train):
-    evaluation = make_documents(60, seed=2)
+def test_the_last_scorer_joins_all_parts(train, tmp_path):
     # With so few terms TF-IDF alone cannot tell the labels apart.
-    trainer = train(level_steps=[10], tfidf_max_features=12, eval_dataset=evaluation)
-    chosen = trainer.model.config.heads_weight
+    trainer = train(level_steps=[10], tfidf_max_features=12, eval_dataset=make_documents(250, seed=2))
+    model = XMCForTextClassification.from_pretrained(tmp_path)
+    assert model.scorer.num_documents == 250 and {"ranker", "heads", "centroid_vector"} < set(model.scorer.parts)
+    (logged,) = (entry for entry in trainer.state.log_history if "last scorer_seconds" in entry)
+    assert logged["documents"] == 250
     results = {}
-    for percent in range(0, 101, 5):
-        trainer.model.config.heads_weight = percent / 100
-        results[percent / 100] = trainer.evaluate(evaluation)["eval_nDCG@5"]
-    best = max(results.values())
-    assert chosen == min(weight for weight, value in results.items() if value == best)
-    assert best > results[0.0] and len(set(results.values())) > 5
-    (logged,) = (entry for entry in trainer.state.log_history if "heads_weight" in entry)
-    assert logged["heads_weight"] == chosen and logged["eval_nDCG@5"] == pytest.approx(best)
+    for kind in ("all", "ranker", "heads"):
+        trainer.model.config.predict_with = kind
+        results[kind] = trainer.evaluate(make_documents(200, seed=3))["eval_nDCG@5"]
+    assert results["all"] > max(results["ranker"], results["heads"])
 
 
-@pytest.mark.parametrize(
-    "options, weight",
-    [({}, 0.2), ({"heads_weight": 0.7}, 0.7), ({"heads_weight": 0.0, "eval_dataset": EVALUATION}, 0.0)],
-    ids=["no evaluation set", "0.7", "0"],
-)
-def test_the_weight_of_the_heads(train, tmp_path, options, weight):
-    train(level_steps=[1], **options)
-    config = XMCForTextClassification.from_pretrained(tmp_path).config
-    assert (config.heads_weight, config.predict_with) == (weight, "both" if weight else "ranker")
+def test_fine_tuning_does_not_see_the_documents_held_out(train, monkeypatch):
+    seen = []
+    forward = LevelCollator.__call__
+
+    def watched(self, documents):
+        seen.extend(document["document"] for document in documents)
+        return forward(self, documents)
+
+    monkeypatch.setattr(LevelCollator, "__call__", watched)
+    options = {"level_steps": [1, 1, 30], "per_device_train_batch_size": 64, "save_strategy": "no"}
+    trainer = train(data=make_documents(2000), **options)
+    assert trainer.model.scorer.num_documents == 200
+    assert max(seen) == 1799 and trainer.model.labels.num_documents == 2000
 
 
 @pytest.mark.parametrize("head_ranking", ["leaf", "path"])
@@ -248,7 +251,8 @@ def test_the_score_of_both_is_the_weighted_mean(encoder_model_folder, head_ranki
     model = XMCForTextClassification.from_pretrained(encoder_model_folder)
     model.config.beam_size, model.config.heads_weight, model.config.head_ranking = 0, 0.3, head_ranking
     ranked, own, both = (
-        [dict(row) for row in model.predict(TEXTS, top_k=60, predict_with=kind)] for kind in PREDICT_WITH
+        [dict(row) for row in model.predict(TEXTS, top_k=60, predict_with=kind)]
+        for kind in ("ranker", "heads", "both")
     )
     for document in range(len(TEXTS)):
         assert len(both[document]) == 60
@@ -265,7 +269,7 @@ def test_embedding_scale_and_cache(train, tmp_path, monkeypatch):
         options = {"embedding_scale": 3.0, "embedding_cache": str(tmp_path / "cache")}
         trainer = train(folder=tmp_path / run, level_steps=[2], **options)
     # Before each level and for the ranker; the second run finds all. Single documents are timed for the model card.
-    assert [count for count in calls if count > 1] == [160] * 4
+    assert [count for count in calls if count == 160] == [160] * 4
     assert_same_model(tmp_path / "first", tmp_path / "second")
     features = trainer.model.featurize(TEXTS)
     assert np.allclose(np.linalg.norm(trainer.model.ranker_features(features).dense, axis=1), 3, atol=1e-4)

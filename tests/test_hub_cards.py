@@ -35,7 +35,7 @@ def trained(request, tmp_path_factory):
     """A trainer after training and evaluation, and what its evaluation said."""
     folder = tmp_path_factory.mktemp(f"card-{request.param}")
     if request.param == "encoder":
-        args = encoder_arguments(folder, save_strategy="no", logging_steps=2, heads_weight=0.5)
+        args = encoder_arguments(folder, save_strategy="no", logging_steps=2)
         trainer = XMCTrainer(str(request.getfixturevalue("tiny_encoder")), args, make_documents(200))
     else:
         make = make_documents if request.param == "linear" else make_vectors

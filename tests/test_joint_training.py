@@ -74,7 +74,7 @@ def test_kinds_of_heads(train, tmp_path):
     light = train(method="lightxml", folder=tmp_path / "light").model
     assert [type(head) for head in light.heads] == [LevelHead, BottleneckHead]
     assert light.config.pooling_layers == 2 and light.head(2).weight.shape == (60, 16)
-    tails = train(method="aplc-xlnet", folder=tmp_path / "tails", predict_with="both").model
+    tails = train(method="aplc-xlnet", folder=tmp_path / "tails", predict_with="all").model
     assert [type(head) for head in tails.heads] == [LevelHead, AdaptiveHead] and len(tails.config.head_tails) == 2
     # Labels are in the order of their frequencies.
     counts = tails.labels.counts[tails.label_tree.leaf_labels]
@@ -99,8 +99,8 @@ def test_projections_have_their_own_learning_rate(train):
             rates.append([group["lr"] for group in optimizer.param_groups])
             assert [len(group["params"]) for group in optimizer.param_groups[2:]] == [2, 2 + 2 * 2]
 
-    rates_of = {"level_learning_rate": [1e-4], "level_projection_learning_rate": [2e-4]}
-    rates_of |= {"level_head_learning_rate": [4e-4], "level_min_lr_ratio": 1.0}
+    rates_of = {"level_learning_rate": [1e-4], "level_head_learning_rate": [4e-4]}
+    rates_of |= {"level_settings": {"projection_learning_rate": 2e-4, "min_lr_ratio": 1.0}}
     train(method="aplc-xlnet", callbacks=[Read()], **rates_of)
     assert np.allclose(rates, [[1e-4, 1e-4, 2e-4, 4e-4]] * 4)
 
@@ -181,8 +181,9 @@ def test_resuming_with_other_options(train, tmp_path, options):
 
 
 def test_early_stopping_ends_the_training(train):
-    rates = ("level_learning_rate", "level_head_learning_rate", "level_projection_learning_rate")
-    options = {name: [0.0] for name in rates} | {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
+    rates = ("level_learning_rate", "level_head_learning_rate")
+    options = {name: [0.0] for name in rates} | {"level_settings": {"projection_learning_rate": 0.0, "bottleneck": 16}}
+    options |= {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
     options |= {"metric_for_best_model": "nDCG@5", "eval_dataset": EVALUATION, "callbacks": [EarlyStoppingCallback(1)]}
     trainer = train(method="lightxml", level_steps=[20], **options)
     assert trainer.state.global_step == 4 and trainer.model.config.trained_levels == 2

@@ -6,8 +6,8 @@ import pickle
 import sys
 import tracemalloc
 
+import metric_oracles as oracles
 import numpy as np
-import oracles
 import pytest
 from scipy import sparse
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 from hub_worker import Worker
+
+from hf_xmc.cli.parsers import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 HUB_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -46,10 +49,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def run_python(worker: Worker, page: str, encoder: Path) -> str:
     """Runs the Python blocks of a page in a new namespace and returns what they print."""
-    code = blocks(page, "python")
-    if page == "README.md":  # it trains the model of its first block in the second one
-        code = [*code[1:], code[0]]
-    text = "\n".join(code).replace(HUB_ENCODER, str(encoder))
+    text = "\n".join(blocks(page, "python")).replace(HUB_ENCODER, str(encoder))
     text = re.sub(r"(num_train_epochs|level_epochs)=\[?0\.5\]?", "level_steps=[4]", text)
     return worker.run(RUN_PYTHON, text=text, page=page)
 
@@ -65,11 +65,15 @@ def test_examples(hub, tiny_encoder, tmp_path):
     # One process for all pages, because importing torch and transformers takes seconds, and one folder, because pages
     # use the models of the README.
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    load_script("update_outputs").write_tables(tmp_path)
     worker = Worker(hub.environment(tmp_path / "home"), tmp_path / "log.txt")
     printed, answers = {}, {}
     for page in PAGES:
+        if page == "README.md":  # its commands come first
+            answers[page] = run_shell(worker, page)
         printed[page] = run_python(worker, page, tiny_encoder)
-        answers[page] = run_shell(worker, page)
+        if page != "README.md":
+            answers[page] = run_shell(worker, page)
     worker.close()
 
     assert HUB_ENCODER in "".join(blocks("README.md", "python"))
@@ -79,11 +83,30 @@ def test_examples(hub, tiny_encoder, tmp_path):
     assert hub.repos["me/my-transformer"].private
     assert {"ranker.safetensors", "pipeline_xmc.py", "README.md"} <= hub.files("me/my-transformer").keys()
 
-    assert (tmp_path / "sample-tagger" / "test_results.json").is_file()
+    assert (tmp_path / "my-tagger" / "test_results.json").is_file()
+    assert "Results on 1,600 documents" in answers["README.md"] and (tmp_path / "tags.jsonl").is_file()
     assert '{"labels": [{"label": ' in answers["README.md"]
     assert [path.name for path in (tmp_path / "tags").glob("part-*")] == ["part-00000-of-00001.parquet"]
     assert "P@1" in hub.files("me/my-tagger")["README.md"].decode()
     assert (tmp_path / "validation.json").is_file()
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_help_and_errors_are_those_shown(tmp_path, monkeypatch):
+    script = load_script("update_outputs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    script.write_tables(tmp_path)
+    text = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    shown = [match[2] for match in script.PLACE.finditer(text)]
+    assert {f"hf-xmc {command} --help" for command in COMMANDS} <= set(shown)
+    assert script.render(text, trainings=False) == text, "run `python scripts/update_outputs.py`"
 
 
 def test_two_commands_are_shown():

@@ -102,8 +102,8 @@ def test_all_steps_are_shared_out(total, num_groups, method):
 def test_learning_rates_of_the_levels():
     schedule = planned(2, learning_rate=1e-5, level_head_learning_rate=[1e-3, 2e-3])
     assert schedule.learning_rates == [1e-5] * 2 and schedule.head_learning_rates == [1e-3, 2e-3]
-    schedule = planned(2, learning_rate=1e-5, level_learning_rate=[3e-5, 4e-5], level_projection_learning_rate=1e-4)
-    assert schedule.learning_rates == [3e-5, 4e-5] and schedule.projection_learning_rates == [1e-4] * 2
+    schedule = planned(2, learning_rate=1e-5, level_learning_rate=[3e-5, 4e-5])
+    assert schedule.learning_rates == [3e-5, 4e-5]
     for name in ("level_epochs", "level_steps", "level_learning_rate"):
         with pytest.raises(ValueError, match=name):
             planned(2, **{name: [1, 2, 3]})

@@ -150,8 +150,9 @@ def test_a_folder_appears_whole_and_replaces_what_was_there(tmp_path):
     assert os.listdir(tmp_path) == ["folder"] and os.listdir(folder) == ["b"]
 
 
-def test_staged_files_come_together(tmp_path):
-    folder = tmp_path / "new"
+def test_staged_files_come_together(tmp_path, monkeypatch):
+    folder, moved, replace = tmp_path / "new", [], os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: moved.append(target.name) or replace(source, target))
     with pytest.raises(Interrupted), staged_files(folder, last="config.json"):
         raise Interrupted
     assert not folder.exists()
@@ -163,6 +164,7 @@ def test_staged_files_come_together(tmp_path):
         (folder / temporary / "member").mkdir()
         assert sorted(os.listdir(folder)) == [".saving", "own.txt"]
     assert sorted(os.listdir(folder)) == ["config.json", "member", "own.txt", "z"]
+    assert moved == ["member", "z", "config.json"]
 
 
 def test_leftovers_go_and_nothing_else(tmp_path):

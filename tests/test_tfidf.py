@@ -217,9 +217,11 @@ def test_damaged_files_are_refused(tmp_path):
     featurizer = TfidfFeaturizer(min_df=1).fit(TEXTS)
     featurizer.save_pretrained(tmp_path)
     vocabulary = tmp_path / "tfidf_vocab.txt"
-    vocabulary.write_bytes(vocabulary.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="tfidf_vocab.txt"):
-        TfidfFeaturizer.from_pretrained(tmp_path)
+    content = vocabulary.read_bytes()
+    for damaged in (content[:-5], content.replace(b"dog", b"fog")):
+        vocabulary.write_bytes(damaged)
+        with pytest.raises(ValueError, match="tfidf_vocab.txt"):
+            TfidfFeaturizer.from_pretrained(tmp_path)
     vocabulary.unlink()
     with pytest.raises(FileNotFoundError, match="tfidf_vocab.txt"):
         TfidfFeaturizer.from_pretrained(tmp_path)

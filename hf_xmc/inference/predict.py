@@ -177,7 +177,9 @@ def evaluate_model(
     metrics = XMCMetrics(**frequencies, **({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
     start = 0
     for _, indices in predict_batches(model, dataset, metrics.ks[-1], beam_size, predict_with, batch_size, runtime):
-        metrics.update(indices, truth[start : start + len(indices)])
+        missing = metrics.ks[-1] - indices.shape[1]  # a model with few labels predicts no more than it has
+        padded = np.pad(indices, [(0, 0), (0, max(0, missing))], constant_values=-1)
+        metrics.update(padded, truth[start : start + len(indices)])
         start += len(indices)
     return metrics
 

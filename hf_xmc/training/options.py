@@ -36,7 +36,6 @@ _BY_DATE = "features by date were removed"
 RENAMED_OPTIONS = {
     "card_examples": "widget_examples",
     "label_text_length": "label_text_weight",
-    "level_rate_floor": "level_min_lr_ratio",
     "level_warmup": "warmup_steps",
     "neighbours_count": "knn_count",
     "neighbours_power": "knn_exponent",
@@ -55,6 +54,9 @@ REMOVED_OPTIONS = {
     "level_joint": _BY_METHOD,
     "level_max_nodes": _CONSTANT,
     "level_negative_weight": _CONSTANT,
+    "level_min_lr_ratio": _BY_METHOD,
+    "level_projection_learning_rate": _BY_METHOD,
+    "level_rate_floor": _BY_METHOD,
     "level_shrink": _BY_METHOD,
     "level_swa_steps": _CONSTANT,
     "neighbours_terms": _CONSTANT,
@@ -357,10 +359,10 @@ class LevelArguments(Part):
         None, "Highest learning rate of the encoder for each level, instead of `learning_rate`.", least=0
     )
     head_learning_rate: float | list[float] = option(5e-3, "Highest learning rate of the heads.", least=0)
-    projection_learning_rate: float | list[float] | None = option(
+    projection_learning_rate: float | list[float] | None = setting(
         None, "Highest learning rate of projections before a head; that of the head by default.", least=0
     )
-    min_lr_ratio: float = option(
+    min_lr_ratio: float = setting(
         0.0, "Ratio of the lowest to the highest learning rate, before warmup and after decay.", least=0, most=1
     )
     loss: str = option("bce", "Loss of the heads.", choices=HEAD_LOSSES)

@@ -22,6 +22,7 @@ _ENCODER_SHARES = {**_LINEAR_SHARES, "tokens": 0.05, "embed": 0.4, "steps": 3.0}
 _SECONDS, _STEPS = "_seconds", "steps"
 # Seconds between two updates of the bar.
 _INTERVAL = 0.1
+_UNITS = {"depth": "levels", "features": "terms"}
 _REPORTED = ("P@1", "P@5", "nDCG@5")
 
 
@@ -219,7 +220,7 @@ def _fact(name: str, value: Any) -> str:
         return format_size(value)
     text = f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
     name = name.removeprefix("eval_").replace("_", " ")
-    return f"{text} levels" if name == "depth" else f"{text} {name}"
+    return f"{text} {_UNITS.get(name, name)}"
 
 
 def _clock(seconds: float) -> str:

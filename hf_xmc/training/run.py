@@ -29,7 +29,8 @@ HOLDOUT_SPLIT = "holdout"
 _HOLDOUT_FOLDER = ".holdout"
 # A larger part would cost time and hardly make the results more exact.
 _MAX_HELD_OUT = 10_000
-_SHOWN_METRICS = ("P", "R", "nDCG", "PSP")
+_SHOWN_METRICS = ("P", "R", "nDCG")
+_LEGEND = "P@5: share of five suggestions that are right; R@5: share of the right labels among them"
 
 
 @dataclass
@@ -322,7 +323,9 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
         if counts.repeated:
             lines.append(("  joined", f"{counts.repeated:,} rows with a text or id that occurred before", ""))
     if held_out:
-        lines.append(("  held out", f"{held_out:,} of {documents['train']:,} documents, at random", "--holdout"))
+        lines.append(
+            ("  held out", f"{held_out:,} of {documents['train']:,}: half to tune, half to measure", "--holdout")
+        )
     elif len(documents) > 1:
         lines.append(("  splits", ", ".join(f"{name} {count:,}" for name, count in documents.items()), ""))
     for name, what, option in lines:

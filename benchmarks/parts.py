@@ -1,0 +1,202 @@
+"""
+What each part of a model adds under the last scorer, and what it costs.
+
+    python -m benchmarks.parts --dataset sample --split test
+    python -m benchmarks.parts --dataset DATA --documents 50000 --test_documents 3000 --encoder FOLDER --max_length 48
+
+Trains once with all parts, on the training documents without those of the last scorer: the split `validation` if there
+is one, else a random tenth (at most 5,000). A scorer is fitted for each set of parts on these documents, and all are
+measured on the same test documents. Prints tables of accuracy, calibration, size and latency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from scipy.sparse import csr_matrix
+
+from hf_xmc import XMCTrainer, XMCTrainingArguments, load_label_texts, load_sample, load_xmc_dataset
+from hf_xmc.evaluation import XMCMetrics
+from hf_xmc.features import Features
+from hf_xmc.modeling_xmc import XMCForTextClassification
+from hf_xmc.scorer import Scorer
+from hf_xmc.training.scoring import fit_scorer, held_out_documents, score_candidates
+
+_TFIDF = ("text_tfidf", "centroid_tfidf")
+_VECTORS = ("text_vector", "centroid_vector")
+_VOTES = ("knn_tfidf", "knn_vector")
+_SHOWN, _GROUPS, _TIMED, _CHUNK = 10, 10, 200, 1000
+
+
+def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str, str] | None]:
+    """Training, validation and test documents, and the texts of the labels."""
+    texts = None
+    if args.dataset == "sample":
+        data = dict(load_sample())
+    else:
+        data = dict(load_xmc_dataset(args.dataset))
+        if args.train:
+            (data["train"],) = load_xmc_dataset(str(Path(args.dataset, f"{args.train}.parquet"))).values()
+        texts = load_label_texts(args.dataset) if list(Path(args.dataset).glob("labels.*")) else None
+    train, test = data["train"], data[args.split]
+    if args.documents:
+        train = train.shuffle(seed=0).select(range(args.documents))
+    if args.test_documents:
+        test = test.shuffle(seed=0).select(range(args.test_documents))
+    validation = data.get("validation") if args.split != "validation" else None
+    if validation is None:
+        rows = held_out_documents(len(train), seed=0)
+        validation = train.select(rows)
+        train = train.select(np.setdiff1d(np.arange(len(train)), rows))
+    return train, validation, test, texts
+
+
+def train_model(args: argparse.Namespace, folder: str) -> tuple[XMCForTextClassification, Dataset, Dataset, float]:
+    """A model with all parts, the documents of the scorer, those of the test, and the seconds of the training."""
+    train, validation, test, texts = load(args)
+    options: dict[str, Any] = {"save_strategy": "no", "similar_documents": True, "ranker_beam_size": args.beam_size}
+    if args.encoder:
+        options |= {"encoder_name": args.encoder, "encoder_max_length": args.max_length}
+        options |= {"time_budget": args.minutes} if args.minutes else {"num_train_epochs": 0}
+        options |= {"embedding_cache": args.embedding_cache, "method": "xr-transformer"}
+        options |= {"level_objective": args.objective, "learning_rate": args.learning_rate}
+        options |= {"per_device_train_batch_size": 64, "per_device_eval_batch_size": 64}
+    trainer = XMCTrainer(
+        args=XMCTrainingArguments(folder, **options),
+        train_dataset=train,
+        eval_dataset=validation,
+        label_texts=texts,
+    )
+    start = time.perf_counter()
+    trainer.train()
+    return trainer.model, validation, test, time.perf_counter() - start
+
+
+def chunks(model: XMCForTextClassification, dataset: Dataset) -> Iterator[Features]:
+    """Features of some documents at a time."""
+    for start in range(0, len(dataset), _CHUNK):
+        yield model.featurize(dataset[start : start + _CHUNK]["text"], batch_size=64)
+
+
+def sets_of_parts(model: XMCForTextClassification) -> dict[str, list[str]]:
+    """The rows of the table."""
+    available = model.available_parts
+    base = [name for name in ("ranker",) if name in available]
+    rows = {
+        "ranker": base,
+        "+ TF-IDF parts": [*base, *_TFIDF],
+        "+ vector parts": [*base, *_VECTORS],
+        "+ both": [*base, *_TFIDF, *_VECTORS],
+        "+ both, heads": [*base, "heads", *_TFIDF, *_VECTORS],
+        "+ both, similar documents": [*base, "heads", *_TFIDF, *_VECTORS, *_VOTES],
+    }
+    found = {title: [name for name in names if name in available] for title, names in rows.items()}
+    return {title: names for i, (title, names) in enumerate(found.items()) if names not in list(found.values())[:i]}
+
+
+def predict(
+    scorer: Scorer, names: list[str], scored: dict[str, np.ndarray], log_counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best labels of each document with their probabilities."""
+    columns = [names.index(name) for name in scorer.parts]
+    label, frequency = scored["label"], log_counts[scored["label"]] / log_counts.max()
+    views = np.stack([scored["scores"][:, columns], scored["differences"][:, columns]], axis=2)
+    weights = scorer.weights[None, :, :, 0] * (1 - frequency)[:, None, None]
+    weights = weights + scorer.weights[None, :, :, 1] * frequency[:, None, None]
+    counts = log_counts[label]
+    logits = (views * weights).sum(axis=(1, 2)) + scorer.bias
+    logits = logits + scorer.count_weights[0] * counts + scorer.count_weights[1] * counts**2
+    order = np.lexsort((label, -logits, scored["document"]))
+    place = np.arange(len(order)) - np.searchsorted(scored["document"][order], scored["document"][order])
+    shown, place = order[place < _SHOWN], place[place < _SHOWN]
+    labels = np.full((int(scored["count"][0]), _SHOWN), -1)
+    probabilities = np.zeros(labels.shape)
+    labels[scored["document"][shown], place] = label[shown]
+    probabilities[scored["document"][shown], place] = scorer.probabilities(logits[shown])
+    return labels, probabilities
+
+
+def reliability(labels: np.ndarray, probabilities: np.ndarray, truth: csr_matrix) -> list[tuple[int, float, float]]:
+    """Number, mean probability and share of true labels in groups of equal size."""
+    document, place = np.nonzero(labels >= 0)
+    is_true = np.asarray(truth[document, labels[document, place]]).ravel() > 0
+    given = probabilities[document, place]
+    groups = np.array_split(np.argsort(given), _GROUPS)
+    return [(len(rows), float(given[rows].mean()), float(is_true[rows].mean())) for rows in groups]
+
+
+def latency(model: XMCForTextClassification, texts: list[str], **options: Any) -> float:
+    """Median milliseconds of a single document, from its text."""
+    seconds = []
+    for text in texts:
+        start = time.perf_counter()
+        model.predict([text], top_k=5, num_threads=1, **options)
+        seconds.append(time.perf_counter() - start)
+    return 1000 * float(np.median(seconds))
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="sample", help="folder of the data, or `sample`")
+    parser.add_argument("--train", help="another file of training documents in the folder, without its extension")
+    parser.add_argument("--split", default="validation", help="split to measure on (default: %(default)s)")
+    parser.add_argument("--documents", type=int, help="number of training documents; all by default")
+    parser.add_argument("--test_documents", type=int, help="number of documents to measure on; all by default")
+    parser.add_argument("--encoder", help="folder or Hub id of an encoder")
+    parser.add_argument("--max_length", type=int, default=48)
+    parser.add_argument("--minutes", type=float, default=0, help="minutes of fine-tuning")
+    parser.add_argument("--objective", default="label_texts")
+    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    parser.add_argument("--embedding_cache")
+    parser.add_argument("--beam_size", type=int, default=40)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model, validation, test, seconds = train_model(args, folder)
+        sizes = {path.name: path.stat().st_size for path in Path(folder).iterdir() if path.is_file()}
+    assert model.labels is not None
+    names, log_counts = model.available_parts, np.log1p(model.labels.counts).astype(np.float32)
+    fitted = [score_candidates(model, features, names) for features in chunks(model, validation)]
+    scored, first = [], 0
+    for features in chunks(model, test):
+        chunk = score_candidates(model, features, names)
+        scored.append({**chunk, "document": chunk["document"] + first})
+        first += int(chunk["count"][0])
+    tested = {name: np.concatenate([chunk[name] for chunk in scored]) for name in scored[0]}
+    tested["count"] = np.array([first])
+    truth, known = model.labels.encode(test, keep_unseen=True), model.labels.encode(validation)
+    print(f"{vars(args)}\n{len(test):,} documents, trained in {seconds:.0f} s\n")
+    print("| parts | P@1 | P@5 | nDCG@5 | PSP@5 | ECE of the best 10 |\n|---|---:|---:|---:|---:|---:|")
+    for title, parts in sets_of_parts(model).items():
+        columns = [names.index(name) for name in parts]
+        selected = [
+            {**chunk, "scores": chunk["scores"][:, columns], "differences": chunk["differences"][:, columns]}
+            for chunk in fitted
+        ]
+        scorer = fit_scorer(parts, selected, known, log_counts)
+        labels, probabilities = predict(scorer, names, tested, log_counts)
+        metrics = XMCMetrics(ks=(1, 5), counts=model.labels.counts, num_documents=model.labels.num_documents)
+        metrics.update(labels[:, :5], truth)
+        values = {name: 100 * value for name, value in metrics.compute().items()}
+        groups = reliability(labels, probabilities, truth)
+        error = sum(count * abs(given - true) for count, given, true in groups) / sum(count for count, *_ in groups)
+        shown = " | ".join(f"{values[name]:.2f}" for name in ("P@1", "P@5", "nDCG@5", "PSP@5"))
+        print(f"| {title} | {shown} | {error:.3f} |", flush=True)
+    print("\nReliability of the last row, ten groups: probability / share of true labels")
+    print(", ".join(f"{given:.3f} / {true:.3f}" for _, given, true in groups))
+    texts = test[: min(_TIMED, len(test))]["text"]
+    model.predict(texts[:20], predict_with="all")
+    for kind in ("ranker", "all"):
+        print(f"one document, `predict_with={kind!r}`: {latency(model, texts, predict_with=kind):.2f} ms")
+    print("files: " + ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sorted(sizes.items()) if size > 1e5))
+
+
+if __name__ == "__main__":
+    main()
