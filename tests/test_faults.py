@@ -111,13 +111,13 @@ def client(hub, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [429, 500, 503, "cut"])
-@pytest.mark.parametrize("name", ["config.json", "ranker.safetensors", "labels.json"])
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [(429, "config.json"), (500, "labels.json"), (503, "ranker.safetensors"), ("cut", "ranker.safetensors")],
+)
 def test_downloads_that_fail_once(hub, client, linear, model_folder, fault, name):
-    expected = [
-        [list(pair) for pair in row]
-        for row in XMCForTextClassification.from_pretrained(model_folder).predict(TEXTS, top_k=3)
-    ]
+    rows = XMCForTextClassification.from_pretrained(model_folder).predict(TEXTS, top_k=3)
+    expected = [[list(pair) for pair in row] for row in rows]
     pattern = rf"GET .*/resolve/.*/{name}"
     if fault == "cut":
         hub.cut(pattern)
@@ -135,7 +135,7 @@ def test_downloads_that_fail_once(hub, client, linear, model_folder, fault, name
 @pytest.mark.slow
 def test_a_hub_that_is_down(hub, client, linear):
     hub.fail(r"GET|HEAD", 500, times=10_000)
-    with pytest.raises(RuntimeError, match=linear):
+    with pytest.raises(RuntimeError, match="OSError.*connect"):
         client.run(LOAD, name=linear, texts=TEXTS)
     hub.heal()
     assert client.run(LOAD, name=linear, texts=TEXTS)
