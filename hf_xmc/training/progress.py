@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -86,8 +87,9 @@ class StageProgressCallback(TrainerCallback):
 
     def _open(self) -> None:
         self._begin = self._begin or time.perf_counter()
-        layout = "{desc:<40.40} {percentage:3.0f}% |{bar:24}| {postfix}"
-        self._bar = tqdm(total=1.0, bar_format=layout, leave=False, file=sys.stderr)
+        layout = "{desc:<30.30} {percentage:3.0f}% |{bar:16}| {unit}"  # the unit of tqdm is any text
+        width = shutil.get_terminal_size().columns  # tqdm shows nothing in a terminal that does not know its size
+        self._bar = tqdm(total=1.0, bar_format=layout, leave=False, file=sys.stderr, ncols=width, nrows=24, unit="")
 
     def _close(self) -> None:
         if self._bar is not None:
@@ -102,7 +104,7 @@ class StageProgressCallback(TrainerCallback):
         left = f", about {_clock(elapsed / done - elapsed)} left" if done > 0.02 else ""
         self._bar.n, self._shown = done, now
         self._bar.set_description_str(text, refresh=False)
-        self._bar.set_postfix_str(f"{_clock(elapsed)}{left}", refresh=False)
+        self._bar.unit = f"{_clock(elapsed)}{left}"
         self._bar.refresh()
 
     def _fraction(self) -> float:
