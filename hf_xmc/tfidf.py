@@ -210,7 +210,7 @@ class TfidfFeaturizer:
             characters inside words, each word padded with a space on either side.
         ngram_range (`tuple[int, int]`, *optional*, defaults to `(1, 2)`):
             Smallest and largest n.
-        min_df (`int`, *optional*, defaults to 3):
+        min_df (`int`, *optional*, defaults to 1):
             Smallest number of documents of a term.
         max_features (`int`, *optional*, defaults to 300000):
             Number of terms to keep, the most frequent ones; ties are broken by sorted order. `None` or 0 keeps all.
@@ -245,7 +245,7 @@ class TfidfFeaturizer:
         *,
         analyzer: str = "word",
         ngram_range: tuple[int, int] = (1, 2),
-        min_df: int = 3,
+        min_df: int = 1,
         max_features: int | None = 300_000,
         lead_words: int = 0,
         power: float = 1.0,

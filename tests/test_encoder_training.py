@@ -35,7 +35,7 @@ EVALUATION = make_documents(30, seed=2)
 # ---- Learning, saving, predicting ----
 
 
-@pytest.mark.parametrize("predict_with, least", [("ranker", 0.9), ("heads", 0.3), ("all", 0.9)])
+@pytest.mark.parametrize("predict_with, least", [("ranker", 0.9), ("heads", 0.3), ("all", 0.85)])
 def test_learns(encoder_model_folder, tmp_path, predict_with, least):
     # One of 60 labels at random is right for one document in thirty.
     model = XMCForTextClassification.from_pretrained(encoder_model_folder)

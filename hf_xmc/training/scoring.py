@@ -23,7 +23,7 @@ _CURVE_QUANTILES = (0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1)
 # Penalties of the squared weights, relative to the standard deviation of what they multiply, and of the squared
 # deviation of the calibration curve from the identity.
 _L2, _CURVE_L2 = 1.0, 1.0
-_LEAST_SLOPE = 1e-3
+_LEAST_SLOPE, _LEAST_DEVIATION = 1e-3, 1e-3
 
 
 def held_out_documents(count: int, seed: int) -> np.ndarray:
@@ -120,8 +120,8 @@ def _fit_logistic(
     design: np.ndarray, truth: np.ndarray, num_positive: int, penalty: float
 ) -> tuple[np.ndarray, float]:
     """Logistic regression with an L2 penalty on standardised columns; the first coefficients are not negative."""
-    mean, deviation = design.mean(axis=0), design.std(axis=0)
-    deviation[deviation < 1e-9] = 1
+    # Scores that are nearly equal everywhere would get huge weights.
+    mean, deviation = design.mean(axis=0), np.maximum(design.std(axis=0), _LEAST_DEVIATION)
     columns = (design - mean) / deviation
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
