@@ -354,6 +354,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             problem = f"{self._num_sparse()} sparse features but label vectors or neighbours of {self._term_counts()}"
         elif any(size != self.vector_size for size in self._dimensions()):
             problem = f"vectors of {self.vector_size} numbers but label vectors or neighbours of {self._dimensions()}"
+        elif self.encoder is not None and self.tfidf is None and ranker is not None and ranker.num_sparse:
+            problem = f"a ranker for {ranker.num_sparse} terms but no TF-IDF (`has_tfidf`)"
         elif tree is not None and not _heads_fit(self.config, tree):
             problem = f"`head_levels={self.config.head_levels}` and `head_tails={self.config.head_tails}` but {tree}"
         elif ranker is not None and self.encoder is not None and ranker.num_dense != self.vector_size:

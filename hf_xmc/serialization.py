@@ -124,8 +124,8 @@ def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwa
     if actual != model_type:
         place = "/".join(filter(None, (str(name_or_path), hub_kwargs.get("subfolder"))))
         raise ValueError(
-            f"`{place}` holds a model of the type {actual!r}, but the type {model_type!r} is needed. "
-            "`AutoModel.from_pretrained` loads either."
+            f"`{place}` holds a model of the type {actual!r:.80} (`config.json`), but the type {model_type!r} is "
+            "needed. `AutoModel.from_pretrained` loads either."
         )
 
 

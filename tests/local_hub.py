@@ -63,6 +63,7 @@ class LocalHub:
         self.requests: list[str] = []
         self.tokens_seen: set[str | None] = set()
         self._failures: list[list] = []
+        self._cuts: list[list] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -100,6 +101,23 @@ class LocalHub:
     def fail(self, pattern: str, status: int, times: int = 1, done: bool = False) -> None:
         """Answers the next requests that match `pattern` with an error; with `done`, after processing them."""
         self._failures.append([re.compile(pattern), status, times, done])
+
+    def cut(self, pattern: str, times: int = 1) -> None:
+        """Ends the connection in the middle of the next answers to requests that match `pattern`."""
+        self._cuts.append([re.compile(pattern), times])
+
+    def is_cut(self, request: str) -> bool:
+        """Whether the answer to this request is to be cut."""
+        with self._lock:
+            for cut in self._cuts:
+                if cut[1] and cut[0].search(request):
+                    cut[1] -= 1
+                    return True
+        return False
+
+    def heal(self) -> None:
+        """Ends all failures."""
+        self._failures, self._cuts = [], []
 
     @contextmanager
     def watched(self) -> Iterator[list[str]]:
@@ -360,6 +378,8 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             if self.command != "HEAD":
+                if hub.is_cut(f"{self.command} {path}"):
+                    data, self.close_connection = data[: len(data) // 2], True
                 self.wfile.write(data)
 
         do_POST = do_PUT = do_HEAD = do_DELETE = do_GET

@@ -120,7 +120,7 @@ def test_feature_matrix(monkeypatch, id_type, value_type):
 
 
 def test_features_beyond_the_model_are_left_out(caplog):
-    dataset = vectors([[1, 7], [9], [0]], [[1.0, 2.0], [3.0], [4.0]])
+    dataset = vectors([[1, 3], [9], [0]], [[1.0, 2.0], [3.0], [4.0]])
     with caplog.at_level(logging.WARNING):
         matrix = feature_matrix(dataset, num_features=3)
     assert matrix.toarray().tolist() == [[0, 1, 0], [0, 0, 0], [4, 0, 0]]

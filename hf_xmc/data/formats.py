@@ -152,7 +152,7 @@ class CsrStream:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except _DAMAGES as error:
             raise self._damaged(error) from error
         self._matrix: csr_matrix | None = None
         self._indices: IO[bytes] | None = None
