@@ -70,6 +70,6 @@ def test_the_transformer_is_better(quickstart, tmp_path):
     data = DatasetDict({split: part.select(range(sizes[split])) for split, part in load_sample().items()})
     encoder, common = quickstart.default_encoder(), {"use_cpu": True, "log": "none"}
     _, linear = quickstart.train("linear", str(tmp_path / "linear"), data, encoder, **common)
-    short = {"max_steps": -1, "level_steps": [10]}
+    short = {"max_steps": 10}
     _, tuned = quickstart.train("fine-tuned encoder", str(tmp_path / "tuned"), data, encoder, **short, **common)
     assert tuned["P@1"] > linear["P@1"] > 0.09 and set(quickstart.METRICS) <= tuned.keys()

@@ -22,6 +22,7 @@ from hf_xmc import (
 )
 from hf_xmc.inference.predict import evaluate_model, predict_batches
 from hf_xmc.training.presets import ENCODER_METHODS, METHODS
+from hf_xmc.training.progress import StageProgressCallback
 from hf_xmc.training.record import TrainingRecord
 
 
@@ -83,13 +84,15 @@ def test_training_saves_and_logs(documents, tmp_path):
 
 
 def test_progress_bar_names_the_stages(documents, tmp_path, capsys):
-    args = XMCTrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False)
-    trainer = XMCTrainer(args=args, train_dataset=documents, eval_dataset=make_documents(50, seed=1))
+    options = {"callbacks": [StageProgressCallback(bar=True)], "eval_dataset": make_documents(50, seed=1)}
+    trainer = XMCTrainer(args=XMCTrainingArguments(str(tmp_path), use_cpu=True), train_dataset=documents, **options)
     trainer.train()
     trainer.evaluate()
-    shown = capsys.readouterr().err
-    for stage in ("tf-idf: fit", "tf-idf: transform", "tree", "ranker level 1/", "predict", "600/600", "50/50"):
-        assert stage in shown
+    shown = capsys.readouterr()
+    for stage in ("labels", "features", "tree", "ranker", "save"):
+        assert stage in shown.err
+    for line in ("features", "ranker", "trained", "eval"):
+        assert f"\n{line} " in shown.out
 
 
 def test_columns_are_mapped(documents, tmp_path):

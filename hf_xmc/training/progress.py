@@ -13,7 +13,8 @@ from typing import Any
 import datasets
 import psutil
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging as transformers_logging
 
 LOGS = ("text", "json", "none")
@@ -48,6 +49,20 @@ class StageProgressCallback(TrainerCallback):
         self._stage, self._inner, self._part, self._parts = "", 0.0, "", 0
         self._is_training, self._level, self._loss = False, "", 0.0
         self._level_begin, self._level_step, self._step = 0.0, 0, 0
+
+    @classmethod
+    def of(cls, trainer: Any) -> StageProgressCallback:
+        """The callback of a trainer, which replaces those of transformers. It is added unless the user gave one."""
+        for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+            trainer.remove_callback(callback)
+        given = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, cls))
+        progress = next(given, None)
+        if progress is None:
+            progress = cls(bar=False if trainer.args.disable_tqdm else None)
+            trainer.add_callback(progress)
+        if not trainer.is_world_process_zero():
+            progress.silence()
+        return progress
 
     # ---- The bar ----
 

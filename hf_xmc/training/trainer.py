@@ -17,13 +17,11 @@ from datasets import Dataset
 from scipy.sparse import csr_matrix
 from transformers import (
     EvalPrediction,
-    PrinterCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     set_seed,
 )
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
 
 from ..data import prepare_dataset
@@ -156,15 +154,7 @@ class XMCTrainer(LevelTrainer):
         self.state.epoch = None  # type: ignore[assignment]
         self.recorder = TrainingRecorder(self.train_dataset, self.eval_dataset)
         self.add_callback(self.recorder)
-        for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
-            self.remove_callback(callback)
-        given = (one for one in self.callback_handler.callbacks if isinstance(one, StageProgressCallback))
-        self._progress = next(given, None)
-        if self._progress is None:
-            self._progress = StageProgressCallback(bar=False if args.disable_tqdm else None)
-            self.add_callback(self._progress)
-        if not self.is_world_process_zero():
-            self._progress.silence()
+        self._progress = StageProgressCallback.of(self)
 
     def _set_up_processes(self) -> None:
         check_parallelism(self)
