@@ -19,7 +19,6 @@ from hf_xmc.training.options import (
     KNNArguments,
     LevelArguments,
     RankerArguments,
-    TfidfArguments,
     TreeArguments,
     per_level,
 )
@@ -58,7 +57,7 @@ def test_defaults_are_those_of_the_parts():
     assert args.make_knn_arguments() == KNNArguments()
     assert args.make_encoder_arguments() == EncoderArguments()
     assert args.make_level_arguments() == LevelArguments(learning_rate=1e-4)
-    assert repr(args.make_tfidf()) == repr(TfidfFeaturizer()) 
+    assert repr(args.make_tfidf()) == repr(TfidfFeaturizer())
     assert args.ranker_C == RankerArguments().C and args.tree_shares is not arguments().tree_shares
 
 
