@@ -16,9 +16,11 @@ from hf_xmc import Features, Labels, TfidfFeaturizer, XMCConfig, XMCForTextClass
 FILES = {
     "config.json",
     "label_tree.safetensors",
+    "label_vectors.safetensors",
     "labels.json",
     "model.safetensors",
     "ranker.safetensors",
+    "scorer.json",
     "tfidf.safetensors",
     "tfidf_vocab.txt",
 }
@@ -155,7 +157,7 @@ def test_options_of_from_pretrained(model_folder, tmp_path):
 def test_an_unsaved_model_predicts(model):
     made = XMCForTextClassification(XMCConfig(), model.labels, tfidf=model.tfidf, ranker=model.ranker)
     assert made.label_tree is model.label_tree
-    assert made.predict(["topic07"]) == model.predict(["topic07"])
+    assert made.predict(["topic07"]) == model.predict(["topic07"], predict_with="ranker")
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

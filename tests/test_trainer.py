@@ -70,7 +70,7 @@ def test_training_saves_and_logs(documents, tmp_path):
     listener = Listener()
     trainer = XMCTrainer(args=arguments(tmp_path), train_dataset=documents, callbacks=[listener])
     output = trainer.train()
-    stages = ["labels", "features", "tree", "ranker", "save"]
+    stages = ["labels", "features", "tree", "ranker", "label vectors", "save"]
     assert listener.events == ["begin", *(f"{stage}_seconds" for stage in stages), "end"]
     assert {f"train_{stage}_seconds" for stage in stages} < set(output.metrics)
     assert output.metrics["train_runtime"] > 0 and math.isnan(output.training_loss)
@@ -160,9 +160,9 @@ def test_the_ranker_learns_from_label_texts(tmp_path, tiny_encoder, method):
     documents = make_documents(300)
     names = [f"{text} name{place % 60:02d}" for place, text in enumerate(documents["text"])]
     data = documents.remove_columns("text").add_column("text", names)
-    options, model = {"tfidf_min_df": 1}, None
+    options, model = {"tfidf_min_df": 1, "predict_with": "ranker"}, None
     if method == "xr-transformer":
-        options |= {"method": method, "level_epochs": [0], "encoder_max_length": 16, "predict_with": "ranker"}
+        options |= {"method": method, "level_epochs": [0], "encoder_max_length": 16}
         model = tiny_encoder
     accuracy = {}
     for weight in (0.0, 1.0):
@@ -231,15 +231,14 @@ def test_the_metric_of_the_best_model_is_checked_at_once(options, parts, tiny_en
 @pytest.mark.parametrize(
     "options, name",
     [
-        ({}, "label_texts"),
-        ({"label_features": "text", "label_text_weight": 0.0}, "label_texts"),
-        ({"method": "lightxml"}, "label_text_weight"),
-        ({"method": "x-transformer"}, "label_text_weight"),
+        ({"label_features": "text"}, "label_features"),
+        ({"method": "x-transformer", "label_text_weight": 0.5}, "label_text_weight"),
     ],
 )
-def test_label_texts_that_cannot_be_used(documents, tmp_path, options, name):
+def test_label_texts_that_cannot_be_used(tmp_path, options, name):
+    codes = Dataset.from_dict({"text": [f"w{i % 4}" for i in range(40)], "labels": [[i % 4] for i in range(40)]})
     with pytest.raises(ValueError, match=name):
-        train(tmp_path, documents, **{"label_text_weight": 0.5, **options})
+        train(tmp_path, codes, **options)
 
 
 def test_a_finished_model_is_not_replaced(documents, tmp_path):
