@@ -51,6 +51,7 @@ class Labels:
         self.counts = np.zeros(len(self.names), np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
         self.num_documents = int(num_documents)
         self.texts = None if texts is None else list(texts)
+        self._log_counts: tuple[Any, np.ndarray] = (None, np.empty(0, np.float32))
         self._check()
 
     def _check(self) -> None:
@@ -129,6 +130,15 @@ class Labels:
         labels.counts, labels.num_documents = counts, len(dataset)
         labels.texts = None if texts is None else labels._find_texts(texts)
         return labels
+
+    @property
+    def log_counts(self) -> np.ndarray:
+        """`log(1 + n)` with the number of training documents of each label, float32."""
+        counts, logarithms = self._log_counts
+        if counts is not self.counts:
+            logarithms = np.log1p(self.counts).astype(np.float32)
+            self._log_counts = self.counts, logarithms
+        return logarithms
 
     def readable_texts(self) -> list[str]:
         """Returns the text of each label, by default its name; an empty string for codes without letters."""

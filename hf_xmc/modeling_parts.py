@@ -69,7 +69,7 @@ class PartsMixin:
                     "The model has no scorer. Set `predict_with='ranker'`, or train it with `XMCTrainer`."
                 )
             assert self.labels is not None
-            log_counts, names = np.log1p(self.labels.counts).astype(np.float32), self.scorer.parts
+            log_counts, names = self.labels.log_counts, self.scorer.parts
         elif predict_with not in self.available_parts:
             raise ValueError(
                 f"`predict_with={predict_with!r}`, but the model has only {', '.join(self.available_parts)}."

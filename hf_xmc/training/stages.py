@@ -239,8 +239,7 @@ def _fit_scorer(context: RunContext, candidates: Iterable[Mapping[str, np.ndarra
     model = context.model
     assert model.labels is not None
     with context.stage("last scorer") as metrics:
-        log_counts = np.log1p(model.labels.counts).astype(np.float32)
-        model.scorer = fit_scorer(model.available_parts, candidates, truth, log_counts)
+        model.scorer = fit_scorer(model.available_parts, candidates, truth, model.labels.log_counts)
         metrics.update(documents=truth.shape[0])
 
 
