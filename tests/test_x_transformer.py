@@ -256,13 +256,14 @@ def test_label_features(described, kind):
         assert found.sparse is None
         np.testing.assert_allclose(found.dense, oracles.label_vectors(documents.dense, truth), atol=1e-5)
     elif kind == "text-embedding":
-        assert found.sparse is None and not found.dense[4].any()
-        others = [label for label in range(len(texts)) if label != 4]
-        np.testing.assert_allclose(found.dense[others], model.embed([texts[i] for i in others]), atol=1e-5)
+        # A label without text is described by its name.
+        assert found.sparse is None and not texts[4].strip()
+        texts = [text.strip() or name for text, name in zip(texts, model.labels.names, strict=True)]
+        np.testing.assert_allclose(found.dense, model.embed(texts), atol=1e-5)
     else:
         parts = {
             "pifa": [oracles.label_vectors(documents.sparse.toarray(), truth)],
-            "text": [model.tfidf.transform(texts).toarray()],
+            "text": [model.tfidf.transform(model.labels.readable_texts()).toarray()],
         }
         parts["both"] = parts["pifa"] + parts["text"]
         assert found.dense is None
@@ -271,19 +272,20 @@ def test_label_features(described, kind):
 
 def test_label_features_without_texts(described):
     model, data, _ = described
-    model.labels = Labels(model.labels.names)
+    targets = model.labels.encode(data)
+    model.labels = Labels([str(label) for label in range(len(model.labels))])
     for kind in ("text", "both", "text-embedding"):
         with pytest.raises(ValueError, match="label_features"):
-            describe_labels(model, Features(csr_matrix((50, 1))), model.labels.encode(data), kind)
+            describe_labels(model, Features(csr_matrix((50, 1))), targets, kind)
 
 
 @pytest.mark.parametrize("with_encoder", [False, True])
 def test_label_documents(described, with_encoder):
     model, _, texts = described
     model.config.embedding_scale = 0.25
-    if not with_encoder:
-        model.encoder = None
-    found, targets = label_documents(model, 0.5)
+    dense = model.embed(texts) if with_encoder else None
+    features = Features(model.tfidf.transform(texts), dense)
+    found, targets = label_documents(model.ranker_features(features), 0.5)
     labels = [label for label in range(len(texts)) if label != 4]  # 4 has no text
     written = [texts[label] for label in labels]
     np.testing.assert_allclose(found.sparse.toarray(), 0.5 * model.tfidf.transform(written).toarray(), atol=1e-6)
