@@ -260,6 +260,13 @@ def test_files_and_single_parts(model_of_parts, tmp_path):
     assert {"scorer.py", "label_vectors.py"} <= {path.name for path in code_files()}
 
 
+def test_the_card_says_that_the_model_holds_documents(model_of_parts, tmp_path):
+    warning = "publish the model only if"
+    assert warning in (model_of_parts / "README.md").read_text()
+    train_linear(tmp_path, make_documents(300), method="xr-linear")
+    assert warning not in (tmp_path / "README.md").read_text()
+
+
 def test_scores_are_probabilities(model_of_parts):
     model = XMCForTextClassification.from_pretrained(model_of_parts)
     test = make_documents(400, seed=3)

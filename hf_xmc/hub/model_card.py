@@ -21,6 +21,7 @@ from transformers.utils import CONFIG_NAME
 from ..configuration_xmc import TASK, XMCConfig, XMCEnsembleConfig
 from ..evaluation.report import format_by_frequency, format_metrics, plot_by_frequency, plot_training
 from ..labels import Labels
+from ..scorer import KNN_PARTS
 from ..serialization import ENSEMBLE_FILE, RECORD_FILE, TRAINING_ARGS_FILE, atomic_write, read_json
 from ..training.record import TrainingRecord, is_hub_id, public_name, result_files
 
@@ -287,7 +288,8 @@ class ModelSummary:
     @property
     def holds_documents(self) -> bool:
         """Whether the model, or a model of the ensemble, contains its training documents."""
-        return any(model.config.ranker_type == "knn" for model in self.models)
+        configs = [model.config for model in self.models]
+        return any(config.ranker_type == "knn" or set(config.parts or ()) & set(KNN_PARTS) for config in configs)
 
     @property
     def tree_shape(self) -> str:

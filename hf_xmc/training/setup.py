@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -171,3 +171,20 @@ def _check_encoder_name(name: str, args: XMCTrainingArguments) -> None:
             f"`{name}` was given, but the method {args.method!r} has no encoder. Leave it out, or choose one of "
             f"{', '.join(ENCODER_METHODS)}."
         )
+
+
+def remaining_mapping(mapping: Mapping[str, str], columns: Iterable[str], require_labels: bool) -> dict[str, str]:
+    """Returns the part of a column mapping that has not been applied to a dataset with these columns."""
+    columns = list(columns)
+    remaining = {source: target for source, target in mapping.items() if source in columns or target not in columns}
+    if require_labels:
+        return remaining
+    return {source: target for source, target in remaining.items() if source in columns or target != "labels"}
+
+
+def padded_labels(targets: csr_matrix) -> np.ndarray:
+    """Column ids of each row, padded with -100."""
+    lengths = np.diff(targets.indptr)
+    padded = np.full((targets.shape[0], int(lengths.max(initial=0))), -100, np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = targets.indices
+    return padded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from scipy.sparse import csr_matrix
 from transformers import (
     EvalPrediction,
     TrainerCallback,
@@ -49,7 +48,9 @@ from .setup import (
     finished_model,
     init_model,
     make_model,
+    padded_labels,
     refuse_arguments,
+    remaining_mapping,
 )
 from .stages import COMPLETION, LINEAR_STAGES, PREPARATION
 
@@ -460,18 +461,11 @@ class XMCTrainer(LevelTrainer):
         if "labels" not in dataset.column_names:
             return predictions, None
         assert self.model.labels is not None
-        return predictions, _padded(self.model.labels.encode(dataset))
+        return predictions, padded_labels(self.model.labels.encode(dataset))
 
     def _prepare(self, dataset: Dataset, require_labels: bool = True) -> Dataset:
         """Maps the columns of a dataset, unless they have been mapped before."""
-        columns: Iterable[str] = getattr(dataset, "column_names", ())
-        mapping = {
-            source: target
-            for source, target in self.column_mapping.items()
-            if source in columns or target not in columns
-        }
-        if not require_labels:
-            mapping = {source: target for source, target in mapping.items() if source in columns or target != "labels"}
+        mapping = remaining_mapping(self.column_mapping, getattr(dataset, "column_names", ()), require_labels)
         return prepare_dataset(dataset, mapping, self.label_delimiter, require_labels)
 
     # ---- Saving and publishing ----
@@ -492,11 +486,3 @@ class XMCTrainer(LevelTrainer):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Saves the model and its card and uploads all files, see `Publisher.push_to_hub`."""
         return self.publisher.push_to_hub(*args, **kwargs)
-
-
-def _padded(targets: csr_matrix) -> np.ndarray:
-    """Column ids of each row, padded with -100."""
-    lengths = np.diff(targets.indptr)
-    padded = np.full((targets.shape[0], int(lengths.max(initial=0))), -100, np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = targets.indices
-    return padded
