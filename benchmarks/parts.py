@@ -46,7 +46,7 @@ def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str,
     else:
         data = dict(load_xmc_dataset(args.dataset))
         if args.train:
-            (data["train"],) = load_xmc_dataset(str(Path(args.dataset, f"{args.train}.parquet"))).values()
+            data["train"] = load_xmc_dataset(str(Path(args.dataset, f"{args.train}.parquet")))
         texts = load_label_texts(args.dataset) if list(Path(args.dataset).glob("labels.*")) else None
     train, test = data["train"], data[args.split]
     if args.documents:
