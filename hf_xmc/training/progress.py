@@ -48,7 +48,7 @@ class StageProgressCallback(TrainerCallback):
         self._seconds: dict[str, float] = {}
         self._stage, self._inner, self._part, self._parts = "", 0.0, "", 0
         self._is_training, self._level, self._loss = False, "", 0.0
-        self._level_begin, self._level_step, self._step = 0.0, 0, 0
+        self._level_begin, self._level_end, self._level_step, self._step = 0.0, 0.0, 0, 0
 
     @classmethod
     def of(cls, trainer: Any) -> StageProgressCallback:
@@ -138,7 +138,7 @@ class StageProgressCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Counts a step."""
-        self._step = state.global_step
+        self._step, self._level_end = state.global_step, time.perf_counter()
         self._stage, self._inner = _STEPS, self._step / max(state.max_steps, 1)
         self._show(f"fine-tuning {self._level}, step {self._step:,} of {state.max_steps:,}")
 
@@ -183,7 +183,7 @@ class StageProgressCallback(TrainerCallback):
 
     def _end_level(self) -> None:
         """Prints the line of the level whose steps have ended."""
-        steps, seconds = self._step - self._level_step, time.perf_counter() - self._level_begin
+        steps, seconds = self._step - self._level_step, self._level_end - self._level_begin
         if self._level and steps > 0:
             loss = f", loss {self._loss:.4g}" if self._loss else ""
             self._seconds[_STEPS] = self._seconds.get(_STEPS, 0.0) + seconds
