@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@10")
-PREDICTORS = ("ranker", "heads", "both")
+PREDICTORS = ("ranker", "heads", "all")
 
 
 def _lightxml(steps: int) -> dict[str, dict[str, Any]]:
@@ -159,7 +159,7 @@ def _run(
     changed = {part: {**preset.get(part, {}), **values} for part, values in changes.get("preset", {}).items()}
     changes = {name: value for name, value in changes.items() if name != "preset"}
     common: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
-    common |= {"seed": options["seed"]} if linear else {"predict_with": "both", **changes, **options}
+    common |= {"seed": options["seed"]} if linear else {"predict_with": "all", **changes, **options}
     start = time.perf_counter()
     with patch.dict(preset, changed), tempfile.TemporaryDirectory() as folder:
         trainer = XMCTrainer(
@@ -171,7 +171,7 @@ def _run(
         output = trainer.train()
     seconds = time.perf_counter() - start
     measured = {}
-    predictors = PREDICTORS if trainer.args.predict_with == "both" else (trainer.args.predict_with,)
+    predictors = PREDICTORS if trainer.args.predict_with == "all" else (trainer.args.predict_with,)
     for predictor in predictors:
         trainer.model.config.predict_with = predictor
         values = trainer.evaluate(measure)
@@ -180,7 +180,6 @@ def _run(
         "options": {**changes, **changed},
         "seconds": seconds,
         "stages": {name: value for name, value in output.metrics.items() if name.endswith("_seconds")},
-        "heads_weight": trainer.model.config.heads_weight,
         "tree": trainer.model.config.level_sizes,
         "heads_bytes": trainer.model.heads.num_bytes,
         "full_width_bytes": trainer.model.heads.full_width_bytes,
@@ -199,7 +198,7 @@ def format_table(results: dict[str, dict[str, Any]]) -> str:
     for name, runs in results.items():
         metrics = [run["metrics"] for run in runs.values()]
         # Where one predictor was trained alone, it is all there is.
-        last = "both" if "both" in metrics[0] else next(iter(metrics[0]))
+        last = "all" if "all" in metrics[0] else next(iter(metrics[0]))
         cells = [
             name,
             str(len(runs)),
