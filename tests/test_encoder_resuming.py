@@ -233,6 +233,15 @@ class Send(TrainerCallback):
                 os.kill(os.getpid(), self.number)
 
 
+@pytest.fixture
+def handles_interrupts():
+    """Ctrl-C raises, also in tests that run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("handles_interrupts")
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_writes_a_checkpoint(train, uninterrupted, tmp_path, number, error):
     before = signal.getsignal(number)
@@ -244,6 +253,7 @@ def test_a_signal_writes_a_checkpoint(train, uninterrupted, tmp_path, number, er
     assert_same_model(tmp_path, uninterrupted())
 
 
+@pytest.mark.usefixtures("handles_interrupts")
 def test_a_second_interrupt_stops_at_once(train, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(callbacks=[Send(signal.SIGINT, times=2)], **{**RESUMED, "save_steps": 100})
