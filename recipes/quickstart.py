@@ -33,7 +33,6 @@ TAGGERS: dict[str, dict[str, Any]] = {
         "encoder": True,
         "encoder_max_length": 48,
         "level_objective": "label_texts",
-        "similar_documents": True,
         "max_steps": 60,
         "per_device_train_batch_size": 64,
         "per_device_eval_batch_size": 64,
