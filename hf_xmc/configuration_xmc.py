@@ -232,8 +232,9 @@ class XMCEnsembleConfig(SelfContainedConfig):
         weights (`list[float]`, *optional*):
             Weight of each model; their sum is 1.
         combine (`str`, *optional*, defaults to `"scores"`):
-            What is averaged: the `"scores"` of a label or, with `"ranks"`, one over its rank, for models whose scores
-            are not comparable. A label that a model does not return counts 0.
+            `"scorer"`: the last scorer of the ensemble decides. Otherwise what is averaged: the `"scores"` of a label
+            or, with `"ranks"`, one over its rank, for models whose scores are not comparable. A label that a model
+            does not return counts 0.
         candidates (`int`, *optional*, defaults to 100):
             Number of labels that each model returns for a document, at least `top_k`.
         top_k (`int`, *optional*, defaults to 10):

@@ -1,4 +1,4 @@
-"""Ensembles: the weighted mean of the scores or ranks of several trained models."""
+"""Ensembles: several trained models under one last scorer, or the weighted mean of their scores or ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from .loading import HUB_KWARGS, verify_files
 from .modeling_utils import PredictMixin, XMCOutput, model_files
 from .modeling_xmc import XMCForTextClassification
 from .remote_code import SelfContainedModel
+from .scorer import SCORER_FILE, PartScores, Scorer
 from .serialization import MAX_SHARD_SIZE, check_link, check_model_type, check_plain_name
 from .utils import check_count
 
-COMBINATIONS = ("scores", "ranks")
+COMBINATIONS = ("scorer", "scores", "ranks")
+# Probabilities of 0 and 1 have no finite log-odds.
+_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,20 @@ class MemberFeatures:
 
 class XMCEnsemble(PredictMixin, SelfContainedModel):
     """
-    Predicts labels by the weighted mean of several models.
+    Predicts labels from the scores of several models.
 
-    The models may be of any method and must have the same labels, in any order. An ensemble is saved as one folder
-    with a subfolder for each model. It is loaded, evaluated and used in pipelines like any other model.
+    With a [`Scorer`], a logistic model turns the log-odds of the models into one probability. Without one, the
+    weighted mean of their scores or ranks decides. The models may be of any method and must have the same labels, in
+    any order. An ensemble is saved as one folder with a subfolder for each model. It is loaded, evaluated and used in
+    pipelines like any other model.
 
     Args:
         config ([`XMCEnsembleConfig`]):
             Configuration.
         members (`Sequence[XMCForTextClassification]`):
             The trained models, one for each entry of `config.members`.
+        scorer ([`Scorer`], *optional*):
+            Its parts are the entries of `config.members`. For `config.combine="scorer"`.
 
     Example:
 
@@ -68,13 +75,20 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
     config_class = XMCEnsembleConfig
     base_model_prefix = "ensemble"
 
-    def __init__(self, config: XMCEnsembleConfig, members: Sequence[XMCForTextClassification]) -> None:
+    def __init__(
+        self,
+        config: XMCEnsembleConfig,
+        members: Sequence[XMCForTextClassification],
+        scorer: Scorer | None = None,
+    ) -> None:
         super().__init__(config)
         self.members = nn.ModuleList()
         self.post_init()
         # After `post_init`, which would initialise the weights of models that were not loaded from files.
         self.members.extend(members)
         _check_config(config, len(members))
+        _check_scorer(config, scorer)
+        self.scorer = scorer
         self.labels: Labels = _common_labels(members, config.members or ())
         # For each model, the ids of its labels in the ensemble.
         self._label_ids = [torch.from_numpy(self.labels.ids(member.labels.names)) for member in members]  # type: ignore[union-attr]
@@ -154,6 +168,10 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         """
         top_k = min(check_count("top_k", self.config.top_k if top_k is None else top_k), len(self.labels))
         scores, indices = self.member_scores(features, top_k, beam_size, num_threads, predict_with)
+        if self.scorer is not None:
+            found = self.scorer.predict(self.part_scores(scores, indices), self.labels.log_counts, top_k)
+            best, names = (torch.from_numpy(array).to(indices.device) for array in found)
+            return XMCOutput(scores=best, indices=names)
         assert self.config.weights is not None
         return combine_members(scores, indices, self.config.weights, self.config.combine, top_k)
 
@@ -184,6 +202,12 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             indices.append(known.masked_fill(output.indices < 0, -1))
         return torch.stack(scores), torch.stack(indices)
 
+    def part_scores(self, scores: torch.Tensor, indices: torch.Tensor) -> dict[str, PartScores]:
+        """Returns the results of `member_scores` as the scorer takes them: the log-odds of each model."""
+        odds = torch.logit(scores.float(), eps=_EPS).cpu().numpy()
+        parts = zip(self.config.members or (), odds, indices.cpu().numpy(), strict=True)
+        return {name: PartScores.from_list(own, labels) for name, own, labels in parts}
+
     @property
     def models(self) -> list[XMCForTextClassification]:
         """The models, in the order of their weights."""
@@ -195,6 +219,8 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         """Writes each model into its subfolder, without code: the code of the ensemble loads them."""
         for name, member in zip(self.config.members or (), self.models, strict=True):
             member.save_pretrained(os.path.join(folder, name), self_contained=False, max_shard_size=max_shard_size)
+        if self.scorer is not None:
+            self.scorer.save_pretrained(folder)
 
     def _files_in(self, folder: str | os.PathLike) -> list[str]:
         return model_files(folder)
@@ -236,6 +262,9 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             check_link(Path(pretrained_model_name_or_path, name))
         if kwargs.pop("verify", False):
             verify_files(pretrained_model_name_or_path, **hub_kwargs)
+        scorer = None
+        if config.combine == "scorer":
+            scorer = Scorer.from_pretrained(pretrained_model_name_or_path, **hub_kwargs)
         above = kwargs.pop("subfolder", None) or ""
         members = [
             XMCForTextClassification.from_pretrained(
@@ -243,7 +272,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             )
             for name in names
         ]
-        return cls(config, members).eval()
+        return cls(config, members, scorer).eval()
 
 
 def combine_members(
@@ -284,10 +313,22 @@ def _check_config(config: XMCEnsembleConfig, count: int) -> None:
         raise ValueError(f"`candidates` must be at least 1, not {config.candidates}.")
     if not count or len(names) != count:
         raise ValueError(f"`members` has {len(names)} names for {count} models. At least one model is needed.")
+    if config.combine == "scorer":
+        return
     if len(weights) != count:
         raise ValueError(f"`weights` has {len(weights)} values for {count} models. Pass one for each model.")
     if not all(weight >= 0 and math.isfinite(weight) for weight in weights) or not sum(weights) > 0:
         raise ValueError(f"`weights` is {weights}; the values must not be negative, and not all 0.")
+
+
+def _check_scorer(config: XMCEnsembleConfig, scorer: Scorer | None) -> None:
+    if (config.combine == "scorer") != (scorer is not None):
+        raise ValueError(
+            f"`combine={config.combine!r}` {'needs a' if scorer is None else 'takes no'} scorer. Make the ensemble "
+            "with `make_ensemble(..., validation=...)`."
+        )
+    if scorer is not None and list(scorer.parts) != config.members:
+        raise ValueError(f"`{SCORER_FILE}` is for {list(scorer.parts)}, but `members` is {config.members}.")
 
 
 def _common_labels(members: Sequence[XMCForTextClassification], names: Sequence[str]) -> Labels:

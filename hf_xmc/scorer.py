@@ -116,7 +116,7 @@ class Scorer:
 
     Args:
         parts (`Sequence[str]`):
-            Names of the parts, see `PARTS`.
+            Names of the parts: those of a model, see `PARTS`, or the models of an ensemble.
         weights (`np.ndarray`):
             Weights of the parts, `(parts, 2, 2)`: score and difference; rare and frequent labels.
         count_weights (`np.ndarray`):
@@ -147,8 +147,8 @@ class Scorer:
         self._check()
 
     def _check(self) -> None:
-        if not self.parts or len(set(self.parts)) < len(self.parts) or set(self.parts) - set(PARTS):
-            raise ValueError(f"The parts {list(self.parts)} of a scorer must be different ones of {', '.join(PARTS)}.")
+        if not self.parts or len(set(self.parts)) < len(self.parts):
+            raise ValueError(f"The parts {list(self.parts)} of a scorer must be different, and at least one.")
         if self.weights.shape != (len(self.parts), 2, 2) or self.count_weights.shape != (2,):
             raise ValueError(
                 f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 2)} and (2,), "

@@ -371,6 +371,12 @@ def frequency_partition(counts, shares, by_mass):
 # ---- Ensembles: what each model predicts of one document are (label, score) pairs, best first.
 
 
+def member_log_odds(pairs, names):
+    """Log-odds of each label by one model of an ensemble; labels that it does not return have the lowest."""
+    odds = {label: np.log(p / (1 - p)) for label, score in pairs for p in [min(max(score, 1e-6), 1 - 1e-6)]}
+    return np.array([odds.get(name, min(odds.values(), default=0.0)) for name in names])
+
+
 def ensemble_scores(predictions, weights, combine):
     """The weighted mean of scores, or of one over the rank, of every label that some model predicts."""
     result = {}

@@ -16,7 +16,8 @@ from hf_xmc.cli.main import main
 from hf_xmc.ensemble_xmc import combine_members
 from hf_xmc.inference.predict import evaluate_model
 from hf_xmc.parallel.stage_cache import Runtime
-from hf_xmc.training.ensemble import choose_weights, make_ensemble
+from hf_xmc.scorer import Scorer
+from hf_xmc.training.ensemble import make_ensemble
 
 TEXTS = [*make_documents(20, seed=11)["text"], ""]
 
@@ -98,23 +99,28 @@ def test_vectors(vector_model_folder):
         ensemble.predict(["topic31"])
 
 
-# ---- Weights ----
+# ---- The last scorer ----
 
 
-def test_chosen_weights_are_at_least_as_good_as_the_best_member(folders):
-    data = make_documents(60, seed=2)
-    ensemble, facts = make_ensemble(folders, validation=data, runtime=Runtime(num_threads=1))
-    alone = [evaluate_model(XMCForTextClassification.from_pretrained(f), data).compute()["nDCG@5"] for f in folders]
-    assert facts["validation_nDCG@5_of_members"] == pytest.approx(alone, abs=0.02)
-    assert facts["validation_nDCG@5"] >= max(facts["validation_nDCG@5_of_members"])
-    assert evaluate_model(ensemble, data).compute()["nDCG@5"] == pytest.approx(facts["validation_nDCG@5"])
-    assert sum(ensemble.config.weights) == pytest.approx(1, abs=1e-3)
+def test_the_scorer_sees_the_log_odds_of_the_members(folders):
+    members = [XMCForTextClassification.from_pretrained(folder) for folder in folders]
+    weights = np.zeros((3, 2, 2))
+    weights[:, 0] = [[1.0, 1.0], [0.5, 0.5], [0.0, 0.0]]  # of the scores, not of the differences
+    ensemble, _ = make_ensemble(members, validation=make_documents(200, seed=2))
+    assert ensemble.scorer.parts == ("member-1", "member-2", "member-3")
+    ensemble.scorer = Scorer(ensemble.scorer.parts, weights, np.zeros(2), 0.3)
+    own = [member.predict(TEXTS, top_k=60) for member in members]
+    for document, found in enumerate(ensemble.predict(TEXTS, top_k=5)):
+        odds = [oracles.member_log_odds(rows[document], ensemble.labels.names) for rows in own]
+        logits = 0.3 + odds[0] + 0.5 * odds[1]
+        expected = np.sort(1 / (1 + np.exp(-logits)))[::-1][:5]
+        assert [score for _, score in found] == pytest.approx(expected, abs=1e-4)
 
 
 def test_members_that_complete_each_other(model_folder, monkeypatch):
     # Each is right for half of the labels, so that neither alone is the best.
     members = [XMCForTextClassification.from_pretrained(model_folder) for _ in range(2)]
-    data = make_documents(40, seed=3)
+    data = make_documents(200, seed=3)
     for kept, member in enumerate(members):
 
         def half(*arguments, forward=member.forward, kept=kept):
@@ -127,15 +133,44 @@ def test_members_that_complete_each_other(model_folder, monkeypatch):
         monkeypatch.setattr(member, "forward", half)
     ensemble, facts = make_ensemble(members, validation=data)
     assert facts["validation_nDCG@5"] > max(facts["validation_nDCG@5_of_members"]) + 0.1
-    assert min(ensemble.config.weights) > 0.2
+    assert (ensemble.scorer.weights.sum(axis=(1, 2)) > 0).all()
 
 
-def test_weights_cannot_be_given_and_chosen(folders):
+def test_results_are_those_of_an_evaluation(folders):
+    data = make_documents(200, seed=2)
+    ensemble, facts = make_ensemble(folders, validation=data, runtime=Runtime(num_threads=1))
+    alone = [evaluate_model(XMCForTextClassification.from_pretrained(f), data).compute()["nDCG@5"] for f in folders]
+    assert facts["validation_nDCG@5_of_members"] == pytest.approx(alone, abs=0.02)
+    assert evaluate_model(ensemble, data).compute()["nDCG@5"] == pytest.approx(facts["validation_nDCG@5"])
+
+
+def test_a_scorer_needs_documents(folders):
     with pytest.raises(ValueError, match="`weights`"):
         make_ensemble(folders, weights=[1, 1, 1], validation=make_documents(5))
-    foreign = Dataset.from_dict({"text": ["topic01"], "labels": [["something else"]]})
+    with pytest.raises(ValueError, match="`combine='scorer'`"):
+        make_ensemble(folders, combine="scorer")
+    with pytest.raises(ValueError, match="`combine='ranks'`"):
+        make_ensemble(folders, combine="ranks", validation=make_documents(5))
     with pytest.raises(ValueError, match="`validation`"):
-        choose_weights(XMCEnsemble.from_members(folders[:2]), foreign)
+        make_ensemble(folders[:2], validation=make_documents(5))
+    foreign = Dataset.from_dict({"text": ["topic01"] * 200, "labels": [["something else"]] * 200})
+    with pytest.raises(ValueError, match="`validation`"):
+        make_ensemble(folders[:2], validation=foreign)
+
+
+def test_a_scorer_is_saved(folders, tmp_path):
+    ensemble, _ = make_ensemble(folders[:2], validation=make_documents(200, seed=2))
+    ensemble.save_pretrained(tmp_path)
+    expected = ensemble.predict(TEXTS)
+    assert AutoModel.from_pretrained(tmp_path).predict(TEXTS) == expected
+    scorer = json.loads((tmp_path / "scorer.json").read_text())
+    scorer["parts"]["ranker"] = scorer["parts"].pop("member-2")
+    (tmp_path / "scorer.json").write_text(json.dumps(scorer))
+    with pytest.raises(ValueError, match="scorer.json"):
+        XMCEnsemble.from_pretrained(tmp_path)
+    (tmp_path / "scorer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="scorer.json"):
+        XMCEnsemble.from_pretrained(tmp_path)
 
 
 # ---- One folder ----
@@ -155,12 +190,12 @@ def test_save_and_load(ensemble_folder, tmp_path):
 
 
 def test_commands(folders, tmp_path, capsys):
-    make_documents(60, seed=2).to_parquet(tmp_path / "validation.parquet")
+    make_documents(200, seed=2).to_parquet(tmp_path / "validation.parquet")
     output, models = tmp_path / "ensemble", [str(folder) for folder in folders[:2]]
-    flags = ["--output_dir", str(output), "--combine", "ranks", "--validation", str(tmp_path)]
+    flags = ["--output_dir", str(output), "--validation", str(tmp_path)]
     assert main(["ensemble", *models, *flags]) == 0
     facts = json.loads((output / "ensemble.json").read_text())
-    assert facts["models"] == models and facts["combine"] == "ranks" and len(facts["weights"]) == 2
+    assert facts["models"] == models and facts["combine"] == "scorer" and facts["weights"] is None
     assert main(["ensemble", *models, *flags]) == 1
     assert "--overwrite" in capsys.readouterr().err
     assert main(["evaluate", str(output), str(tmp_path), "--split", "validation"]) == 0

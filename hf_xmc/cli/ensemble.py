@@ -42,9 +42,10 @@ def run(args: argparse.Namespace) -> None:
         )
     forget_model(args.output_dir)
     ensemble.save_pretrained(args.output_dir)
-    record = {"models": args.models, "weights": ensemble.config.weights, "combine": args.combine, **results}
+    weights, combine = ensemble.config.weights, ensemble.config.combine
+    record = {"models": args.models, "weights": weights, "combine": combine, **results}
     write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), record)
-    for model, weight in zip(args.models, ensemble.config.weights or (), strict=True):
+    for model, weight in zip(args.models, weights or (), strict=weights is not None):
         print(f"{weight:6.3f}  {model}")
     for name, value in results.items():
         print(f"{name}: {value}")

@@ -161,7 +161,7 @@ torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT""",
     "ensemble": (
         """\
 Combines trained models with the same labels into one folder, which is evaluated and used like any other model. With
---validation, the weights are chosen on documents that were not used for training.""",
+--validation, a scorer is fitted on documents that were not used for training.""",
         ("linear transformer --output-dir both --validation sample",),
     ),
     "card": (
@@ -262,9 +262,9 @@ def _add_evaluate(parser: Parser) -> None:
 def _add_ensemble(parser: Parser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help="folders or Hub ids of the models, two or more")
     parser.add_argument("--output-dir", "--output", "-o", required=True, help="folder of the ensemble")
-    parser.add_argument("--combine", choices=COMBINATIONS, default="scores", help="what is averaged")
+    parser.add_argument("--combine", choices=COMBINATIONS, help="what is averaged without --validation: scores, ranks")
     parser.add_argument("--weights", type=float, nargs="+", help="weight of each model; equal by default")
-    parser.add_argument("--validation", metavar="DATA", help="documents on which the weights are chosen")
+    parser.add_argument("--validation", metavar="DATA", help="documents on which a scorer is fitted")
     parser.add_argument("--split", help="split of DATA; `validation` by default, except of a single file")
     _add_data_options(parser)
     parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoders")

@@ -1,4 +1,4 @@
-"""Ensembles of trained models, with weights chosen on validation documents."""
+"""Ensembles of trained models, and their last scorer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 
-from ..ensemble_xmc import MemberFeatures, XMCEnsemble, combine_members
+from ..ensemble_xmc import MemberFeatures, XMCEnsemble
 from ..evaluation.metrics import XMCMetrics
 from ..inference.predict import BATCH_SIZE, map_batches
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
+from ..scorer import Scorer
+from .scoring import MIN_DOCUMENTS, candidates_of, fit_scorer
 
 _METRIC = "nDCG@5"
-_ROUNDS = 20
 
 
 def make_ensemble(
     members: Sequence[XMCForTextClassification | str | os.PathLike],
-    combine: str = "scores",
+    combine: str | None = None,
     weights: Sequence[float] | None = None,
     validation: Dataset | None = None,
     batch_size: int = BATCH_SIZE,
@@ -35,12 +36,14 @@ def make_ensemble(
     Args:
         members (`Sequence[XMCForTextClassification or str]`):
             Models, or their folders or ids on the Hub.
-        combine (`str`, *optional*, defaults to `"scores"`):
-            `"scores"` or `"ranks"`, see [`XMCEnsembleConfig`].
+        combine (`str`, *optional*):
+            `"scorer"`, `"scores"` or `"ranks"`, see [`XMCEnsembleConfig`]. `"scorer"` by default with `validation`,
+            else `"scores"`.
         weights (`Sequence[float]`, *optional*):
-            Weight of each model. Default: equal weights, or those chosen on `validation`.
+            Weight of each model in the mean of `"scores"` or `"ranks"`; equal by default.
         validation (`datasets.Dataset`, *optional*):
-            Documents with labels, in the columns of [`prepare_dataset`], for [`choose_weights`].
+            Documents with labels, in the columns of [`prepare_dataset`], that the scorer is fitted on: at least 200
+            that no model was trained on.
         batch_size (`int`, *optional*, defaults to 32):
             Texts that pass through an encoder together.
         runtime ([`Runtime`], *optional*):
@@ -48,39 +51,46 @@ def make_ensemble(
 
     Returns:
         `tuple[XMCEnsemble, dict[str, Any]]`: the ensemble and, with `validation`, the nDCG@5 of the ensemble and of
-        each model.
+        each model on these documents.
     """
+    combine = combine or ("scores" if validation is None else "scorer")
+    if (combine == "scorer") != (validation is not None):
+        raise ValueError(
+            f"`combine={combine!r}` {'needs' if validation is None else 'takes no'} `validation` documents."
+        )
     if weights is not None and validation is not None:
-        raise ValueError("Pass either `weights` or `validation`, on which they are chosen.")
-    ensemble = XMCEnsemble.from_members(members, weights, combine)
+        raise ValueError("Pass either `weights` or `validation`: the scorer has weights of its own.")
     if validation is None:
-        return ensemble, {}
-    ensemble.config.weights, results = choose_weights(ensemble, validation, batch_size, runtime)
+        return XMCEnsemble.from_members(members, weights, combine), {}
+    ensemble = XMCEnsemble.from_members(members)
+    scorer, results = fit_ensemble(ensemble, validation, batch_size, runtime)
+    ensemble.config.combine, ensemble.config.weights, ensemble.scorer = "scorer", None, scorer
     return ensemble, results
 
 
 @torch.no_grad()
-def choose_weights(
+def fit_ensemble(
     ensemble: XMCEnsemble, dataset: Dataset, batch_size: int = BATCH_SIZE, runtime: Runtime = Runtime()
-) -> tuple[list[float], dict[str, Any]]:
+) -> tuple[Scorer, dict[str, Any]]:
     """
-    Chooses the weights with the best nDCG@5, by greedy ensemble selection with replacement (Caruana et al., 2004).
-
-    Each of twenty rounds adds one more copy of the model that gives the best mean. The weights are the proportions in
-    the best of the twenty means, so they are never worse than the best single model.
+    Fits a last scorer over the log-odds of the models, METHODS eq. 14.
 
     Args:
-        ensemble ([`XMCEnsemble`]): The ensemble.
+        ensemble ([`XMCEnsemble`]): The models.
         dataset (`datasets.Dataset`): Documents with labels.
         batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         runtime ([`Runtime`], *optional*): Threads and progress callback.
 
     Returns:
-        `tuple[list[float], dict[str, Any]]`: the weights, and the nDCG@5 of the ensemble and of each model.
+        `tuple[Scorer, dict[str, Any]]`: the scorer, and the nDCG@5 of the ensemble and of each model.
     """
+    if len(dataset) < MIN_DOCUMENTS:
+        raise ValueError(
+            f"`validation` has {len(dataset)} documents, but a scorer needs {MIN_DOCUMENTS}. Pass more, or `weights`."
+        )
     truth = ensemble.labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(ensemble.labels)).any():
-        raise ValueError("No document of `validation` has a label of the models, so weights cannot be chosen on it.")
+        raise ValueError("No document of `validation` has a label of the models, so a scorer cannot be fitted on it.")
 
     def score_members(features: MemberFeatures) -> dict[str, np.ndarray]:
         scores, indices = ensemble.member_scores(features, 5, num_threads=runtime.num_threads)
@@ -90,30 +100,14 @@ def choose_weights(
     scores, indices = (
         torch.from_numpy(np.concatenate([chunk[name] for chunk in chunks], axis=1)) for name in ("scores", "indices")
     )
-
-    def measure(counts: Sequence[int]) -> float:
-        weights = [count / sum(counts) for count in counts]
-        best = combine_members(scores, indices, weights, ensemble.config.combine, 5)
-        return _ndcg(best.indices, truth)
-
-    members = range(len(ensemble.models))
-    alone = [measure([int(other == member) for other in members]) for member in members]
-    counts, chosen, best = [0 for _ in members], [0 for _ in members], -1.0
-    for round_ in range(_ROUNDS):
-        candidates = [[count + (other == member) for other, count in enumerate(counts)] for member in members]
-        values = alone if round_ == 0 else [measure(candidate) for candidate in candidates]
-        winner = max(members, key=lambda member: values[member])
-        counts = candidates[winner]
-        if values[winner] > best:
-            best, chosen = values[winner], counts
-        if runtime.progress is not None:
-            runtime.progress("weights", round_ + 1, _ROUNDS)
-    weights = [round(count / sum(chosen), 4) for count in chosen]
-    return weights, {f"validation_{_METRIC}": best, f"validation_{_METRIC}_of_members": alone}
+    parts, log_counts = ensemble.part_scores(scores, indices), ensemble.labels.log_counts
+    scorer = fit_scorer(list(parts), [candidates_of(parts, len(log_counts))], truth, log_counts)
+    best = _ndcg(scorer.predict(parts, log_counts, 5)[1], truth)
+    alone = [_ndcg(part.labels, truth) for part in parts.values()]
+    return scorer, {f"validation_{_METRIC}": best, f"validation_{_METRIC}_of_members": alone}
 
 
-def _ndcg(indices: torch.Tensor | None, truth: csr_matrix) -> float:
-    assert indices is not None
-    metrics = XMCMetrics(ks=(1, 5))
-    metrics.update(indices.cpu().numpy(), truth)
+def _ndcg(labels: np.ndarray, truth: csr_matrix) -> float:
+    metrics = XMCMetrics(ks=(5,))
+    metrics.update(labels[:, :5], truth)
     return metrics.compute()[_METRIC]

@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
-from ..scorer import Scorer, default_scorer, unite
+from ..scorer import PartScores, Scorer, default_scorer, unite
 
 # Documents that a scorer needs; with fewer the weights are fixed.
 MIN_DOCUMENTS = 200
@@ -52,17 +52,28 @@ def score_candidates(
     """
     assert model.label_tree is not None
     num_labels, first = model.label_tree.num_labels, 0
-    rows: dict[str, list[np.ndarray]] = {"document": [], "label": [], "scores": [], "differences": []}
+    chunks = []
     for parts in model.part_scores(features, names, _SHOWN_LABELS, num_threads=num_threads):
-        candidates = unite(parts, _SHOWN_LABELS)
-        document, column = np.nonzero(candidates >= 0)
-        scores = np.stack([parts[name].of(candidates, num_labels)[document, column] for name in names], axis=1)
-        best = np.stack([parts[name].best[document] for name in names], axis=1)
-        values = (document + first, candidates[document, column], scores, scores - best)
-        for name, array in zip(rows, values, strict=True):
-            rows[name].append(array)
-        first += len(candidates)
-    return {"count": np.array([first]), **{name: np.concatenate(arrays) for name, arrays in rows.items()}}
+        chunk = candidates_of(parts, num_labels)
+        chunks.append({**chunk, "document": chunk["document"] + first})
+        first += int(chunk["count"][0])
+    joined = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    return {**joined, "count": np.array([first])}
+
+
+def candidates_of(parts: Mapping[str, PartScores], num_labels: int) -> dict[str, np.ndarray]:
+    """Returns the scores of parts for all labels that any of them proposes, see [`score_candidates`]."""
+    candidates = unite(parts, _SHOWN_LABELS)
+    document, column = np.nonzero(candidates >= 0)
+    scores = np.stack([part.of(candidates, num_labels)[document, column] for part in parts.values()], axis=1)
+    best = np.stack([part.best[document] for part in parts.values()], axis=1)
+    rows = {
+        "document": document,
+        "label": candidates[document, column],
+        "scores": scores,
+        "differences": scores - best,
+    }
+    return {"count": np.array([len(candidates)]), **rows}
 
 
 def fit_scorer(
