@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .training.arguments import XMCTrainingArguments
     from .training.run import train
     from .training.trainer import XMCTrainer
+    from .vocabulary import LabelVocabulary
 
 _LAZY = {
     "TASK": "configuration_xmc",
@@ -43,6 +44,7 @@ _LAZY = {
     "ExtremeTextClassificationPipeline": "pipeline_xmc",
     "Features": "features",
     "LabelTree": "label_tree",
+    "LabelVocabulary": "vocabulary",
     "Labels": "labels",
     "LinearRanker": "linear_ranker",
     "KNNRanker": "knn_ranker",
@@ -64,6 +66,7 @@ __all__ = [
     "Features",
     "KNNRanker",
     "LabelTree",
+    "LabelVocabulary",
     "Labels",
     "LinearRanker",
     "TfidfFeaturizer",

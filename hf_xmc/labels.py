@@ -1,17 +1,28 @@
-"""The label space of a model: names, ids, training counts, texts and their file."""
+"""The label space of a model: names, ids, training counts, texts, hierarchy and their file."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from .label_columns import (
+    distinct_names,
+    import_arrow,
+    label_batches,
+    label_matrix,
+    look_up,
+    raise_unlisted,
+    short,
+)
 from .serialization import read_json, resolve_file, write_json
+from .vocabulary import Hierarchy, LabelEntry, LabelVocabulary
 
 if TYPE_CHECKING:
     # Imports inside `try` are optional for transformers: a published model must load without `datasets`.
@@ -21,23 +32,29 @@ if TYPE_CHECKING:
         pass
 
 LABELS_NAME = "labels.json"
-# Documents per look-up of labels. Large, because each look-up hashes all label names.
-BATCH_SIZE = 200_000
+# What a file has of the labels beside names and counts, in models trained with a vocabulary.
+_VOCABULARY_KEYS = ("texts", "synonyms", "descriptions", "parents")
 
 
 class Labels:
     """
-    The label space of a model: names, training counts and, optionally, texts of the labels.
+    The label space of a model: the labels, their training counts and, optionally, what a vocabulary says about them.
 
     Args:
         names (`Sequence[str]`):
-            Unique, non-empty label names. A label's id is its position.
+            The labels as the documents have them: unique, non-empty names or codes. A label's id is its position.
         counts (`np.ndarray`, *optional*):
             Number of training documents of each label; all 0 by default.
         num_documents (`int`, *optional*, defaults to 0):
             Number of training documents, including those without labels.
         texts (`Sequence[str]`, *optional*):
-            Text of each label; an empty string for labels without text.
+            The name of each label in words, which predictions show beside it; an empty string for none.
+        synonyms (`Sequence[Sequence[str]]`, *optional*):
+            Further names of each label.
+        descriptions (`Sequence[str]`, *optional*):
+            Description of each label; an empty string for none.
+        parents (`Sequence[Sequence[int]]`, *optional*):
+            Ids of the broader labels of each label.
     """
 
     def __init__(
@@ -46,12 +63,19 @@ class Labels:
         counts: np.ndarray | Sequence[int] | None = None,
         num_documents: int = 0,
         texts: Sequence[str] | None = None,
+        synonyms: Sequence[Sequence[str]] | None = None,
+        descriptions: Sequence[str] | None = None,
+        parents: Sequence[Sequence[int]] | None = None,
     ):
         self.names = list(names)
         self.counts = np.zeros(len(self.names), np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
         self.num_documents = int(num_documents)
         self.texts = None if texts is None else list(texts)
+        self.synonyms = None if synonyms is None else [list(own) for own in synonyms]
+        self.descriptions = None if descriptions is None else list(descriptions)
+        self.hierarchy = None if parents is None else Hierarchy(parents, self.names)
         self._log_counts: tuple[Any, np.ndarray] = (None, np.empty(0, np.float32))
+        self._other_names: tuple[Any, dict[str, str]] = (None, {})
         self._check()
 
     def _check(self) -> None:
@@ -62,7 +86,7 @@ class Labels:
                 raise ValueError(f"`names[{i}]` is {name!r}. A label name must be a non-empty string.")
         if len(self._ids) != len(self.names):
             repeated = next(name for i, name in enumerate(self.names) if self._ids[name] != i)
-            raise ValueError(f"The label name {_short(repeated)} occurs twice in `names`. Names must be unique.")
+            raise ValueError(f"The label name {short(repeated)} occurs twice in `names`. Names must be unique.")
         if self.counts.shape != (len(self.names),) or (self.counts < 0).any():
             raise ValueError(
                 f"`counts` must have one number >= 0 for each of the {len(self.names)} labels, but has the shape "
@@ -72,8 +96,10 @@ class Labels:
             raise ValueError(
                 f"`num_documents` is {self.num_documents}, but a label has {self.counts.max()} documents."
             )
-        if self.texts is not None and len(self.texts) != len(self.names):
-            raise ValueError(f"`texts` has {len(self.texts)} entries for {len(self.names)} labels.")
+        for key in _VOCABULARY_KEYS:
+            values = getattr(self, key)
+            if values is not None and len(values) != len(self.names):
+                raise ValueError(f"`{key}` has {len(values)} entries for {len(self.names)} labels.")
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -88,6 +114,31 @@ class Labels:
     def __repr__(self) -> str:
         return f"Labels({len(self)} labels, {self.num_documents} documents, texts: {self.texts is not None})"
 
+    @property
+    def parents(self) -> list[list[int]] | None:
+        """Ids of the parents of each label; `None` without a hierarchy."""
+        return None if self.hierarchy is None else self.hierarchy.parents
+
+    def ancestors(self, name: str) -> np.ndarray:
+        """Returns the ids of a label and of all labels above it."""
+        return self._checked_hierarchy().ancestors([self._id_of(name)])
+
+    def descendants(self, name: str) -> np.ndarray:
+        """Returns the ids of a label and of all labels below it."""
+        return self._checked_hierarchy().descendants([self._id_of(name)])
+
+    def _checked_hierarchy(self) -> Hierarchy:
+        if self.hierarchy is None:
+            raise ValueError(
+                "The labels have no hierarchy. Train the model with a vocabulary (`label_texts`) that has `parents`."
+            )
+        return self.hierarchy
+
+    def _id_of(self, name: str) -> int:
+        if name not in self._ids:
+            raise ValueError(f"{short(str(name))} is not one of the {len(self)} labels of the model.")
+        return self._ids[name]
+
     def ids(self, names: Iterable[str]) -> np.ndarray:
         """Returns the ids of `names`, -1 for unknown names."""
         return np.fromiter((self._ids.get(name, -1) for name in names), dtype=np.int64)
@@ -99,7 +150,8 @@ class Labels:
         *,
         column: str = "labels",
         names: Sequence[str] | None = None,
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Any] | None = None,
+        unseen: bool = False,
     ) -> Labels:
         """
         Collects the labels of a training set and counts their documents. A repeated label of a document counts once.
@@ -112,24 +164,82 @@ class Labels:
             names (`Sequence[str]`, *optional*):
                 The labels, in this order; other labels in the dataset are an error. By default all labels of the
                 dataset, integers in numerical order, strings by code points.
-            texts (`Mapping[str, str]`, *optional*):
-                Text by label name (or number). Labels may be missing, but not all.
+            texts (`Mapping[str, str]` or [`LabelVocabulary`], *optional*):
+                Name in words, or entry of a vocabulary, by label. Labels may be missing, but not all.
+            unseen (`bool`, *optional*, defaults to `False`):
+                Whether entries of the vocabulary that no document has become labels, too, after the others. Those
+                without words do not.
         """
+        vocabulary = None if texts is None else _as_vocabulary(texts)
         if names is None:
-            names = _distinct_names(dataset, column)
+            names = distinct_names(dataset, column)
+            if vocabulary is not None:
+                _check_known(names, vocabulary)
+                names += _unseen_names(names, vocabulary) if unseen else []
         labels = cls([str(name) for name in names])
         counts = np.zeros(len(labels), np.int64)
         known = labels._name_array()
-        for start, lengths, values in _label_batches(dataset, column):
-            ids = _look_up(values, known)
+        for start, lengths, values in label_batches(dataset, column):
+            ids = look_up(values, known)
             if (ids < 0).any():
-                _raise_unlisted(values, ids, lengths, start, len(labels))
+                raise_unlisted(values, ids, lengths, start, len(labels))
             rows = np.repeat(np.arange(len(lengths)), lengths)
-            matrix = _label_matrix(rows, ids, (len(lengths), len(labels)))
+            matrix = label_matrix(rows, ids, (len(lengths), len(labels)))
             counts += np.bincount(matrix.indices, minlength=len(labels))
         labels.counts, labels.num_documents = counts, len(dataset)
-        labels.texts = None if texts is None else labels._find_texts(texts)
+        if vocabulary is not None:
+            labels.describe(vocabulary)
         return labels
+
+    def describe(self, vocabulary: Mapping[str, Any]) -> None:
+        """
+        Takes over names, synonyms, descriptions and parents from a vocabulary.
+
+        Args:
+            vocabulary ([`LabelVocabulary`] or `Mapping`):
+                Entries by label. Labels without an entry have no text. Where a parent is not a label, its own parents
+                take its place.
+        """
+        vocabulary = _as_vocabulary(vocabulary)
+        entries = [vocabulary.get(name, LabelEntry()) for name in self.names]
+        self.texts = [entry.name for entry in entries]
+        synonyms, descriptions = [list(entry.synonyms) for entry in entries], [entry.description for entry in entries]
+        self.synonyms = synonyms if any(synonyms) else None
+        self.descriptions = descriptions if any(descriptions) else None
+        self.hierarchy = None
+        if vocabulary.has_parents:
+            parents = [vocabulary.parents_among(name, self._ids) for name in self.names]
+            self.hierarchy = Hierarchy(parents, self.names)
+
+    def vocabulary(self) -> LabelVocabulary:
+        """Returns what is known about the labels, see [`~Labels.describe`]."""
+        count = len(self)
+        rows = zip(
+            self.names,
+            self.texts or [""] * count,
+            self.synonyms or [[]] * count,
+            self.descriptions or [""] * count,
+            self.parents or [[]] * count,
+            strict=True,
+        )
+        return LabelVocabulary(
+            {
+                label: LabelEntry(name, tuple(synonyms), description, tuple(self.names[i] for i in parents))
+                for label, name, synonyms, description, parents in rows
+            }
+        )
+
+    def name_of(self, label: str) -> str:
+        """Returns the name of a label in words; the label itself if it has none."""
+        return self.other_names.get(label, self.names[self._id_of(label)])
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """The names in words that differ from the labels, by label."""
+        if self._other_names[0] is not self.texts:
+            pairs = zip(self.names, self.texts or [""] * len(self), strict=True)
+            self._other_names = self.texts, {label: text for label, text in pairs if text and text != label}
+        return self._other_names[1]
 
     @property
     def log_counts(self) -> np.ndarray:
@@ -141,24 +251,20 @@ class Labels:
         return logarithms
 
     def readable_texts(self) -> list[str]:
-        """Returns the text of each label, by default its name; an empty string for codes without letters."""
-        texts = [""] * len(self) if self.texts is None else self.texts
-        # Names such as `vendor:product_name` consist of words, too.
-        chosen = [
-            text if text.strip() else re.sub(r"[\W_]+", " ", name)
-            for text, name in zip(texts, self.names, strict=True)
-        ]
-        return [text if any(map(str.isalpha, text)) else "" for text in chosen]
+        """
+        Returns what is known about each label in words: name, synonyms and description.
 
-    def _find_texts(self, texts: Mapping[str, str]) -> list[str]:
-        by_name = {str(name): text for name, text in texts.items()}
-        label_texts = [by_name.get(name) or "" for name in self.names]
-        if by_name and not any(label_texts):
-            raise ValueError(
-                f"None of the {len(self)} labels (such as {_short(self.names[0])}) is a key of `label_texts` (such as "
-                f"{_short(next(iter(by_name)))}). The keys must be label names."
-            )
-        return label_texts
+        A label without any is its own text; a code without letters has an empty string.
+        """
+        count = len(self)
+        texts, descriptions = self.texts or [""] * count, self.descriptions or [""] * count
+        joined = (
+            "; ".join(filter(None, (text.strip(), *synonyms, description)))
+            for text, synonyms, description in zip(texts, self.synonyms or [[]] * count, descriptions, strict=True)
+        )
+        # Names such as `vendor:product_name` consist of words, too.
+        chosen = [text or re.sub(r"[\W_]+", " ", name) for text, name in zip(joined, self.names, strict=True)]
+        return [text if has_words(text) else "" for text in chosen]
 
     def encode(self, dataset: Dataset, *, column: str = "labels", keep_unseen: bool = False) -> csr_matrix:
         """
@@ -179,8 +285,8 @@ class Labels:
         known = self._name_array()
         unseen: dict[str, int] = {}
         all_rows, all_ids = [], []
-        for start, lengths, values in _label_batches(dataset, column):
-            ids = _look_up(values, known)
+        for start, lengths, values in label_batches(dataset, column):
+            ids = look_up(values, known)
             rows = np.repeat(np.arange(start, start + len(lengths)), lengths)
             missing = ids < 0
             if keep_unseen and missing.any():
@@ -191,7 +297,7 @@ class Labels:
             all_ids.append(ids)
         empty = [np.zeros(0, np.int64)]
         shape = (len(dataset), len(self) + len(unseen))
-        return _label_matrix(np.concatenate(all_rows or empty), np.concatenate(all_ids or empty), shape)
+        return label_matrix(np.concatenate(all_rows or empty), np.concatenate(all_ids or empty), shape)
 
     def _unseen_ids(self, values: Any, unseen: dict[str, int]) -> np.ndarray:
         encoded = values.cast("string").dictionary_encode()
@@ -199,7 +305,7 @@ class Labels:
         return np.asarray(columns, dtype=np.int64)[encoded.indices.to_numpy()]
 
     def _name_array(self) -> Any:
-        pa, _ = _arrow()
+        pa, _ = import_arrow()
         return pa.array(self.names, type=pa.string())
 
     def save_pretrained(self, save_directory: str | os.PathLike) -> None:
@@ -209,8 +315,9 @@ class Labels:
             "names": self.names,
             "counts": self.counts.tolist(),
         }
-        if self.texts is not None:
-            content["texts"] = self.texts
+        for key in _VOCABULARY_KEYS:
+            if getattr(self, key) is not None:
+                content[key] = getattr(self, key)
         write_json(os.path.join(save_directory, LABELS_NAME), content)
 
     @classmethod
@@ -220,7 +327,8 @@ class Labels:
         content = read_json(str(path))
         try:
             _check_types(content)
-            return cls(content["names"], content["counts"], content["num_documents"], content.get("texts"))
+            vocabulary = {key: content.get(key) for key in _VOCABULARY_KEYS}
+            return cls(content["names"], content["counts"], content["num_documents"], **vocabulary)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid label file ({type(error).__name__}: {error}). Save or download it again."
@@ -229,118 +337,47 @@ class Labels:
 
 def _check_types(content: Any) -> None:
     """Raises if the content of a label file has other types than those that are saved."""
-    expected = {"names": str, "counts": int, "texts": str}
+    expected = {"names": str, "counts": int, "texts": str, "descriptions": str}
     for name, kind in expected.items():
-        values = content[name] if name in ("names", "counts") else content.get(name) or []
-        wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
-        if not isinstance(values, list) or wrong is not None:
-            raise TypeError(f"`{name}` must be a list of {kind.__name__}; see position {wrong}.")
+        _check_list(name, content[name] if name in ("names", "counts") else content.get(name) or [], kind)
+    for name, kind in {"synonyms": str, "parents": int}.items():
+        lists = content.get(name) or []
+        _check_list(name, lists, list)
+        for values in lists:
+            _check_list(name, values, kind)
     if type(content["num_documents"]) is not int:
         raise TypeError("`num_documents` must be a number.")
 
 
-def _arrow() -> tuple[Any, Any]:
-    # Inside `try` for the same reason as `datasets` above.
-    try:
-        import pyarrow
-        import pyarrow.compute
-    except ImportError as error:
-        raise ImportError("Reading the labels of a dataset needs pyarrow: `pip install pyarrow`.") from error
-    return pyarrow, pyarrow.compute
+def _check_list(name: str, values: Any, kind: type) -> None:
+    wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
+    if not isinstance(values, list) or wrong is not None:
+        raise TypeError(f"`{name}` must be a list of {kind.__name__}; see position {wrong}.")
 
 
-def _short(name: str) -> str:
-    return repr(name if len(name) <= 80 else name[:77] + "...")
+def has_words(text: str) -> bool:
+    """Whether a text has letters; a code of digits has none."""
+    return any(map(str.isalpha, text))
 
 
-def _label_batches(dataset: Dataset, column: str) -> Iterator[tuple[int, np.ndarray, Any]]:
-    """Yields batches: first row, number of labels of each document, and all labels as an Arrow array."""
-    pa, pc = _arrow()
-    columns = getattr(dataset, "column_names", None)
-    if isinstance(dataset, dict) or not hasattr(dataset, "select_columns") or columns is None:
-        raise TypeError(f"`dataset` is {type(dataset).__name__}. Pass a `datasets.Dataset`: one split.")
-    if column not in columns:
-        raise ValueError(f"The dataset has no column `{column}`; it has {columns}. Map a column to `{column}` first.")
-    if len(dataset) == 0:
-        return
-    feature = dataset.features[column]
-    class_names = getattr(getattr(feature, "feature", None), "names", None)
-    start = 0
-    # A shuffled dataset has one chunk per row: they are combined.
-    for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=BATCH_SIZE):
-        for chunk in table.combine_chunks().column(column).chunks:
-            if pa.types.is_fixed_size_list(chunk.type):
-                chunk = chunk.cast(pa.list_(chunk.type.value_type))
-            if not (pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)):
-                raise TypeError(
-                    f"Column `{column}` has the type {chunk.type}, but each document needs a list of labels. "
-                    "`prepare_dataset` splits delimited strings."
-                )
-            lengths = pc.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-            values = chunk.flatten()
-            _check_values(values, lengths, start, column)
-            if pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
-                values = values.cast(pa.string())
-            if class_names is not None:
-                values = pa.array(class_names, pa.string()).take(values)
-            yield start, lengths, values
-            start += len(chunk)
+def _as_vocabulary(entries: Mapping[Any, Any]) -> LabelVocabulary:
+    return entries if isinstance(entries, LabelVocabulary) else LabelVocabulary(entries)
 
 
-def _check_values(values: Any, lengths: np.ndarray, start: int, column: str) -> None:
-    pa, pc = _arrow()
-    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    if len(values) and not (is_text or pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
-        raise TypeError(f"Column `{column}` has lists of {values.type}, but labels must be strings or integers.")
-    bad = pc.equal(values, "").fill_null(True) if is_text else values.is_null()
-    position = bad.index(True).as_py() if len(values) else -1
-    if position >= 0:
-        row = start + _row_of(position, lengths)
+def _check_known(names: Sequence[str], vocabulary: LabelVocabulary) -> None:
+    if vocabulary and not any(name in vocabulary for name in names):
         raise ValueError(
-            f"Row {row} has the label {values[position].as_py()!r} in column `{column}`. Remove empty labels; a "
-            "document without labels has an empty list."
+            f"None of the {len(names)} labels (such as {short(names[0])}) is a key of `label_texts` (such as "
+            f"{short(next(iter(vocabulary)))}). The keys must be labels."
         )
 
 
-def _row_of(position: int, lengths: np.ndarray) -> int:
-    return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
-
-
-def _distinct_names(dataset: Dataset, column: str) -> list[str]:
-    pa, pc = _arrow()
-    seen = None
-    for _, _, values in _label_batches(dataset, column):
-        distinct = values.unique()
-        seen = distinct if seen is None else pa.chunked_array([seen, distinct]).unique()
-    if seen is None or len(seen) == 0:
-        raise ValueError(
-            f"None of the {len(dataset)} documents has a label in column `{column}`. Check the name of the column."
-        )
-    return seen.take(pc.sort_indices(seen)).cast(pa.string()).to_pylist()
-
-
-def _look_up(values: Any, known: Any) -> np.ndarray:
-    """Returns the positions of `values` in `known`, -1 for unknown values."""
-    pa, pc = _arrow()
-    positions = pc.index_in(values.cast(pa.string()), value_set=known)
-    return positions.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _raise_unlisted(values: Any, ids: np.ndarray, lengths: np.ndarray, start: int, num_labels: int) -> None:
-    positions = np.flatnonzero(ids < 0)
-    shown = dict.fromkeys(_short(str(values[int(i)].as_py())) for i in positions[:20])
-    row = start + _row_of(int(positions[0]), lengths)
-    raise ValueError(
-        f"The dataset has labels that are not among the {num_labels} `names`, such as {', '.join(list(shown)[:5])} "
-        f"(first in row {row}). Add them to `names`, or omit `names` to use all labels of the dataset."
-    )
-
-
-def _label_matrix(rows: np.ndarray, ids: np.ndarray, shape: tuple[int, int]) -> csr_matrix:
-    """Returns a matrix of ones; `rows` ascend, the ids of a row may repeat and have any order."""
-    offsets = np.zeros(shape[0] + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=shape[0]), out=offsets[1:])
-    matrix = csr_matrix((np.ones(len(ids), np.float32), ids, offsets), shape=shape)
-    matrix.sum_duplicates()
-    matrix.data[:] = 1
-    return matrix
+def _unseen_names(names: Sequence[str], vocabulary: LabelVocabulary) -> list[str]:
+    """The labels of a vocabulary that are not in `names` and consist of, or are described by, words."""
+    seen = set(names)
+    others = [name for name in vocabulary if name not in seen]
+    if not others:
+        return []
+    described = Labels(others)
+    described.describe(LabelVocabulary({name: replace(vocabulary[name], parents=()) for name in others}))
+    return [name for name, text in zip(others, described.readable_texts(), strict=True) if text]

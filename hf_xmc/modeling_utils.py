@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ class PredictMixin:
 
         Returns:
             `list[list[tuple[str, float]]]`: (label, score) pairs of each document, best first. There are fewer than
-            `top_k` if the search reached fewer labels.
+            `top_k` if the search reached fewer labels. `model.labels.name_of(label)` is the name of a label in words.
         """
         if isinstance(documents, (str, bytes)):
             raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
@@ -166,6 +166,12 @@ class PredictMixin:
             )
         rows = zip(output.indices.tolist(), output.scores.tolist(), strict=True)
         return [[(names[i], score) for i, score in zip(*row, strict=True) if i >= 0] for row in rows]
+
+
+def named(pair: tuple[str, float], names: Mapping[str, str]) -> dict[str, Any]:
+    """A label and its score as a dictionary, with the name of the label if `names` has one."""
+    label, score = pair
+    return {"label": label, **({"name": names[label]} if label in names else {}), "score": score}
 
 
 def model_files(folder: str | os.PathLike) -> list[str]:

@@ -17,6 +17,7 @@ from transformers.pipelines.pt_utils import PipelineDataset, PipelineIterator
 from .configuration_xmc import XMCConfig as XMCConfig
 from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
+from .modeling_utils import named
 from .modeling_xmc import XMCForTextClassification, XMCOutput
 from .remote_code import CLASSES
 from .utils import check_count
@@ -108,7 +109,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
                 `top_k`, `threshold`, `beam_size`, `predict_with` and `batch_size`, see the class.
 
         Returns:
-            A list of `{"label": ..., "score": ...}`, best first, for each document.
+            A list of `{"label": ..., "score": ...}`, best first, for each document. A label with a name in words other
+            than itself has the key `"name"`, too.
         """
         if isinstance(inputs, (list, tuple)):
             if not inputs:
@@ -146,9 +148,11 @@ class ExtremeTextClassificationPipeline(Pipeline):
         return self.model(features, top_k=top_k, beam_size=beam_size, predict_with=predict_with)
 
     def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The label names and scores of one document."""
+        """The labels, their names and scores of one document."""
         (pairs,) = self.model.name_labels(output)
-        return [{"label": label, "score": score} for label, score in pairs if threshold is None or score >= threshold]
+        assert self.model.labels is not None
+        names = self.model.labels.other_names
+        return [named(pair, names) for pair in pairs if threshold is None or pair[1] >= threshold]
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-import hf_xmc.labels
+import hf_xmc.label_columns
 from hf_xmc.labels import Labels
 
 ROWS = [["b", "a"], [], ["c"], ["a", "a", "b", "a"], ["c", "b"]]
@@ -39,7 +39,7 @@ def test_collects_and_counts():
 
 @pytest.mark.parametrize("batch_size", [1, 7, 200_000])
 def test_encode_equals_slow_version(monkeypatch, batch_size):
-    monkeypatch.setattr(hf_xmc.labels, "BATCH_SIZE", batch_size)
+    monkeypatch.setattr(hf_xmc.label_columns, "BATCH_SIZE", batch_size)
     train, test = random_rows(0), random_rows(1, num_labels=90)
     labels = Labels.from_dataset(make(train))
     expected = slow_matrix(train, labels.names)

@@ -42,11 +42,12 @@ def run(args: argparse.Namespace) -> None:
     _check_standard_streams(args, processes.count)
     with processes.main_first():  # it downloads the model to the cache
         model = load_model(args.model, args.dtype).to(processes.device)
+    has_names = model.labels is not None and bool(model.labels.other_names)
     with quiet_libraries(), _progress_bar(disable=None if processes.is_main else True) as progress:
         if args.input == ["-"]:
-            _write_stream(_predict_lines(model, arguments, args.num_threads), args.output)
+            _write_stream(_predict_lines(model, arguments, args.num_threads), args.output, has_names)
         elif args.output == "-":
-            _write_stream(_predict_files(model, args, arguments, progress), args.output)
+            _write_stream(_predict_files(model, args, arguments, progress), args.output, has_names)
         else:
             job = predict_corpus(
                 model,
@@ -111,14 +112,14 @@ def _predict_files(
         progress("predict", done, len(corpus))
 
 
-def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str) -> None:
+def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str, has_names: bool) -> None:
     """Writes predictions to standard output or to one file."""
     if output == "-":
         for kept, predictions in batches:
-            for row, pairs in enumerate(predictions):
-                sys.stdout.write(json_line({name: values[row] for name, values in kept.items()}, pairs))
+            for row, labels in enumerate(predictions):
+                sys.stdout.write(json_line({name: values[row] for name, values in kept.items()}, labels))
         return
-    schema = parquet_schema(Features()) if output.lower().endswith(".parquet") else None
+    schema = parquet_schema(Features(), has_names) if output.lower().endswith(".parquet") else None
     with prediction_writer(output, schema) as write:
         for kept, predictions in batches:
             write(kept, predictions)

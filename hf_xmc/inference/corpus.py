@@ -16,7 +16,7 @@ from datasets import Dataset, Features, Value
 from transformers.utils import CONFIG_NAME
 
 from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
-from ..modeling_utils import PredictMixin, model_files
+from ..modeling_utils import PredictMixin, model_files, named
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
 from ..utils import Progress, available_cores, count_threads
@@ -154,7 +154,8 @@ def _part_writer(
 ) -> Callable[[Sequence[int]], None]:
     """A function that predicts and writes some of the parts."""
     size, columns = arguments.part_size, plan["columns"]
-    schema = None if columns is None else parquet_schema(Features.from_dict(columns))
+    has_names = model.labels is not None and bool(model.labels.other_names)
+    schema = None if columns is None else parquet_schema(Features.from_dict(columns), has_names)
 
     def write_parts(parts: Sequence[int]) -> None:
         ranges = [range(part * size, min((part + 1) * size, len(corpus))) for part in parts]
@@ -191,14 +192,17 @@ def predict_range(
 def predict_documents(
     model: PredictMixin, batch: Batch, arguments: PredictionArguments, num_threads: int | None = None
 ) -> Predictions:
-    """The (label, score) pairs of one chunk of documents: texts in the column `arguments.text_column`, or vectors."""
+    """The labels of one chunk of documents: texts in the column `arguments.text_column`, or vectors."""
     documents = dict(batch)
     if arguments.text_column in batch:
         documents["text"] = [text or "" for text in batch[arguments.text_column]]
     features = document_features(model, documents, arguments.batch_size, num_threads)
     with torch.no_grad():
         output = model(features, arguments.top_k, arguments.beam_size, num_threads, arguments.predict_with)
-    return [[pair for pair in pairs if pair[1] >= arguments.threshold] for pairs in model.name_labels(output)]
+    named_labels = model.name_labels(output)
+    assert model.labels is not None
+    names = model.labels.other_names
+    return [[named(pair, names) for pair in pairs if pair[1] >= arguments.threshold] for pairs in named_labels]
 
 
 def corpus_columns(model: PredictMixin, arguments: PredictionArguments) -> CorpusColumns:

@@ -19,25 +19,26 @@ from ..data.corpus import Batch
 from ..serialization import atomic_write
 
 FORMATS = ("jsonl", "parquet")
-PREDICTED = ("labels", "scores")
-"""Columns of the predictions."""
+PREDICTED = ("labels", "scores", "names")
+"""Columns of the predictions; the last one only where labels have names in words."""
 _ROW_GROUP_SIZE = 16_384
 
-Predictions = list[list[tuple[str, float]]]
-"""The (label, score) pairs of each document."""
+Predictions = list[list[dict[str, Any]]]
+"""The labels of each document, as `{"label": ..., "score": ...}` and, where it differs, `"name"`."""
 Write = Callable[[Batch, Predictions], None]
 """Writes the columns to keep and the predictions of some documents."""
 
 
-def json_line(kept: dict[str, Any], pairs: list[tuple[str, float]]) -> str:
+def json_line(kept: dict[str, Any], predicted: list[dict[str, Any]]) -> str:
     """The JSON line of a document."""
-    labels = [{"label": label, "score": round(score, 6)} for label, score in pairs]
+    labels = [{**label, "score": round(label["score"], 6)} for label in predicted]
     return json.dumps({**kept, "labels": labels}, ensure_ascii=False, default=str) + "\n"
 
 
-def parquet_schema(kept: Features) -> pa.Schema:
-    """Schema of a parquet file of predictions; `labels` are lists of names, as in training data."""
-    return Features({**kept, "labels": List(Value("string")), "scores": List(Value("float32"))}).arrow_schema
+def parquet_schema(kept: Features, has_names: bool = False) -> pa.Schema:
+    """Schema of a parquet file of predictions; `labels` are lists of strings, as in training data."""
+    columns = {"labels": "string", "scores": "float32", **({"names": "string"} if has_names else {})}
+    return Features({**kept, **{name: List(Value(kind)) for name, kind in columns.items()}}).arrow_schema
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def prediction_writer(path: str | os.PathLike, schema: pa.Schema | None) -> Iter
     """
     Opens a file of predictions, which appears under its name when it is complete and on disk.
 
-    Yields a function that writes the columns to keep and the (label, score) pairs of some documents. A parquet file
+    Yields a function that writes the columns to keep and the predictions of some documents. A parquet file
     needs its [`parquet_schema`]; without one, the file contains JSON lines.
     """
     with _new_file(path) as file:
@@ -85,8 +86,8 @@ class _LineWriter:
         self._file = file
 
     def write(self, kept: Batch, predictions: Predictions) -> None:
-        for row, pairs in enumerate(predictions):
-            self._file.write(json_line({name: values[row] for name, values in kept.items()}, pairs).encode("utf-8"))
+        for row, labels in enumerate(predictions):
+            self._file.write(json_line({name: values[row] for name, values in kept.items()}, labels).encode("utf-8"))
 
     def finish(self) -> None:
         pass
@@ -99,9 +100,13 @@ class _TableWriter:
         self._waiting: list[pa.Table] = []
 
     def write(self, kept: Batch, predictions: Predictions) -> None:
-        labels = [[label for label, _ in pairs] for pairs in predictions]
-        scores = [[score for _, score in pairs] for pairs in predictions]
-        columns = {**kept, "labels": labels, "scores": scores}
+        columns = {
+            **kept,
+            "labels": [[label["label"] for label in labels] for labels in predictions],
+            "scores": [[label["score"] for label in labels] for labels in predictions],
+        }
+        if "names" in self._schema.names:
+            columns["names"] = [[label.get("name", label["label"]) for label in labels] for labels in predictions]
         self._waiting.append(pa.Table.from_pydict(columns, schema=self._schema))
         if sum(map(len, self._waiting)) >= _ROW_GROUP_SIZE:
             self._flush()

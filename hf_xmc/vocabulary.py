@@ -1,0 +1,206 @@
+"""Label vocabularies: what is known about labels in words, and their hierarchy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+
+@dataclass(frozen=True)
+class LabelEntry:
+    """
+    What a vocabulary says about one label.
+
+    Args:
+        name (`str`, *optional*): The preferred name in words; the label itself may be a code.
+        synonyms (`tuple[str, ...]`, *optional*): Further names, in any language.
+        description (`str`, *optional*): A definition or a longer text.
+        parents (`tuple[str, ...]`, *optional*): The broader labels.
+    """
+
+    name: str = ""
+    synonyms: tuple[str, ...] = ()
+    description: str = ""
+    parents: tuple[str, ...] = ()
+
+
+class LabelVocabulary(Mapping[str, LabelEntry]):
+    """
+    A thesaurus, catalogue or code book: an entry for each label.
+
+    Args:
+        entries (`Mapping`):
+            For each label its name, a [`LabelEntry`], or a dictionary with the keys `name`, `synonyms`, `description`
+            and `parents`, all optional. `text` is another word for `name`. Labels may be numbers. Two labels may have
+            the same name.
+
+    Example:
+
+    ```python
+    vocabulary = LabelVocabulary({"c_12": "dogs", "c_10": {"name": "pets", "synonyms": ["companion animals"]}})
+    vocabulary["c_10"].synonyms
+    # ('companion animals',)
+    ```
+    """
+
+    def __init__(self, entries: Mapping[Any, str | LabelEntry | Mapping[str, Any] | None]) -> None:
+        if not isinstance(entries, Mapping):
+            raise TypeError(
+                f"A vocabulary is a dictionary from labels to names or entries, not {type(entries).__name__}."
+            )
+        self._entries = {str(label): _make_entry(str(label), entry) for label, entry in entries.items()}
+        if len(self._entries) < len(entries):
+            twice = Counter(map(str, entries)).most_common(1)[0][0]
+            raise ValueError(f"The label {twice!r:.80} is in the vocabulary as text and as number. Drop one.")
+        self._check_parents()
+
+    def _check_parents(self) -> None:
+        if not self.has_parents:
+            return
+        positions = {label: i for i, label in enumerate(self)}
+        for label, entry in self.items():
+            for parent in entry.parents:
+                if parent not in positions:
+                    raise ValueError(
+                        f"The label {label!r:.80} has the parent {parent!r:.80}, which is not in the vocabulary. Add "
+                        "an entry for it, or drop it."
+                    )
+        labels = list(self)
+        Hierarchy([[positions[parent] for parent in entry.parents] for entry in self.values()], labels)
+
+    def __getitem__(self, label: str) -> LabelEntry:
+        return self._entries[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"LabelVocabulary({len(self)} labels)"
+
+    @property
+    def has_parents(self) -> bool:
+        """Whether any entry has parents."""
+        return any(entry.parents for entry in self.values())
+
+    def parents_among(self, label: str, known: Mapping[str, int]) -> list[int]:
+        """Returns the ids of the parents of a label; those of a parent that is not in `known` take its place."""
+        found, visited = set(), set()
+        waiting = list(self[label].parents) if label in self else []
+        while waiting:
+            parent = waiting.pop()
+            if parent in known:
+                found.add(known[parent])
+            elif parent not in visited:
+                visited.add(parent)
+                waiting.extend(self[parent].parents)
+        return sorted(found)
+
+
+_KEYS = (*(declared.name for declared in fields(LabelEntry)), "text")
+
+
+def _make_entry(label: str, entry: Any) -> LabelEntry:
+    """Returns an entry with checked types."""
+    if not label:
+        raise ValueError("A vocabulary has an empty label. Remove it, or give it an id.")
+    if entry is None or isinstance(entry, str):
+        return LabelEntry(entry or "")
+    if isinstance(entry, LabelEntry):
+        entry = {declared.name: getattr(entry, declared.name) for declared in fields(entry)}
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"The entry of the label {label!r:.80} must be a text or a dictionary, not {entry!r:.80}.")
+    unknown = [key for key in entry if key not in _KEYS]
+    if unknown or ("text" in entry and "name" in entry):
+        problem = f"the unknown key {unknown[0]!r:.80}" if unknown else "both `name` and `text`"
+        raise ValueError(f"The entry of the label {label!r:.80} has {problem}. Its keys are {', '.join(_KEYS[:-1])}.")
+    texts = {"name": entry.get("name", entry.get("text")), "description": entry.get("description")}
+    for key, value in texts.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"`{key}` of the label {label!r:.80} must be a text, not {value!r:.80}.")
+    lists = {key: entry.get(key) or () for key in ("synonyms", "parents")}
+    for key, values in lists.items():
+        if isinstance(values, str) or not all(value is not None for value in values):
+            raise TypeError(f"`{key}` of the label {label!r:.80} must be a list of texts, not {values!r:.80}.")
+    return LabelEntry(
+        (texts["name"] or "").strip(),
+        tuple(dict.fromkeys(text.strip() for text in map(str, lists["synonyms"]) if text.strip())),
+        (texts["description"] or "").strip(),
+        tuple(dict.fromkeys(map(str, lists["parents"]))),
+    )
+
+
+class Hierarchy:
+    """
+    The parents of labels. A label may have several; there are no cycles.
+
+    Args:
+        parents (`Sequence[Sequence[int]]`):
+            For each label the ids of its parents.
+        names (`Sequence[str]`, *optional*):
+            Names for errors; the ids by default.
+    """
+
+    def __init__(self, parents: Sequence[Sequence[int]], names: Sequence[str] | None = None) -> None:
+        self.parents = [list(own) for own in parents]
+        size = len(self.parents)
+        names = list(map(str, range(size))) if names is None else names
+        flat = np.array([parent for own in self.parents for parent in own], dtype=np.int64)
+        if len(flat) and not (flat.min() >= 0 and flat.max() < size):
+            raise ValueError(f"`parents` has ids outside 0..{size - 1}, the labels.")
+        offsets = np.cumsum([0, *map(len, self.parents)])
+        self._above = csr_matrix((np.ones(len(flat), np.int8), flat, offsets), shape=(size, size))
+        children = np.repeat(np.arange(size), np.diff(offsets))
+        in_cycle = np.zeros(size, bool)
+        in_cycle[children[children == flat]] = True
+        count, component = connected_components(self._above, connection="strong")
+        if count < size:
+            in_cycle |= np.bincount(component)[component] > 1
+        if in_cycle.any():
+            shown = ", ".join(f"{names[i]!r:.80}" for i in np.flatnonzero(in_cycle)[:5])
+            raise ValueError(f"The parents form a cycle through {shown}. Remove one of the links.")
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def _below(self) -> csr_matrix:
+        return csr_matrix(self._above.T)
+
+    def ancestors(self, ids: Iterable[int]) -> np.ndarray:
+        """Returns the labels above any of `ids`, and these themselves, in ascending order."""
+        return _reachable(self._above, ids)
+
+    def descendants(self, ids: Iterable[int]) -> np.ndarray:
+        """Returns the labels below any of `ids`, and these themselves, in ascending order."""
+        return _reachable(self._below, ids)
+
+    @cached_property
+    def levels(self) -> np.ndarray:
+        """Level of each label: 1 for labels without parents, for others one more than that of the highest parent."""
+        levels, current, level = np.zeros(len(self), np.int64), np.diff(self._above.indptr) == 0, 1
+        while current.any():
+            levels[current] = level
+            current = np.asarray(self._below[current].sum(axis=0)).ravel() > 0
+            current &= levels == 0
+            level += 1
+        return levels
+
+
+def _reachable(links: csr_matrix, ids: Iterable[int]) -> np.ndarray:
+    reached = np.zeros(links.shape[0], bool)
+    current = np.unique(np.fromiter(ids, dtype=np.int64))
+    while len(current):
+        reached[current] = True
+        following = np.unique(links[current].indices)
+        current = following[~reached[following]]
+    return np.flatnonzero(reached)
