@@ -21,7 +21,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .configuration_xmc import XMCConfig, XMCEnsembleConfig
-    from .data import load_label_texts, load_sample, load_xmc_dataset, prepare_dataset
+    from .data import load_label_texts, load_sample, load_vocabulary, load_xmc_dataset, prepare_dataset
     from .ensemble_xmc import XMCEnsemble
     from .evaluation import XMCMetrics
     from .features import Features
@@ -56,6 +56,7 @@ _LAZY = {
     "XMCTrainingArguments": "training.arguments",
     "load_label_texts": "data",
     "load_sample": "data",
+    "load_vocabulary": "data",
     "load_xmc_dataset": "data",
     "prepare_dataset": "data",
     "train": "training.run",
@@ -79,6 +80,7 @@ __all__ = [
     "XMCTrainingArguments",
     "load_label_texts",
     "load_sample",
+    "load_vocabulary",
     "load_xmc_dataset",
     "pipeline",
     "prepare_dataset",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         pass
 
 LABELS_NAME = "labels.json"
+_URI = re.compile(r"<?(\w+://|urn:)")
 # What a file has of the labels beside names and counts, in models trained with a vocabulary.
 _VOCABULARY_KEYS = ("texts", "synonyms", "descriptions", "parents")
 
@@ -174,6 +175,7 @@ class Labels:
         if names is None:
             names = distinct_names(dataset, column)
             if vocabulary is not None:
+                vocabulary = vocabulary.for_labels(names)
                 _check_known(names, vocabulary)
                 names += _unseen_names(names, vocabulary) if unseen else []
         labels = cls([str(name) for name in names])
@@ -254,7 +256,7 @@ class Labels:
         """
         Returns what is known about each label in words: name, synonyms and description.
 
-        A label without any is its own text; a code without letters has an empty string.
+        A label without any is its own text; a URI, or a code without letters, has an empty string.
         """
         count = len(self)
         texts, descriptions = self.texts or [""] * count, self.descriptions or [""] * count
@@ -263,7 +265,8 @@ class Labels:
             for text, synonyms, description in zip(texts, self.synonyms or [[]] * count, descriptions, strict=True)
         )
         # Names such as `vendor:product_name` consist of words, too.
-        chosen = [text or re.sub(r"[\W_]+", " ", name) for text, name in zip(joined, self.names, strict=True)]
+        own = ("" if _URI.match(name) else re.sub(r"[\W_]+", " ", name) for name in self.names)
+        chosen = [text or name for text, name in zip(joined, own, strict=True)]
         return [text if has_words(text) else "" for text in chosen]
 
     def encode(self, dataset: Dataset, *, column: str = "labels", keep_unseen: bool = False) -> csr_matrix:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,6 +93,33 @@ class LabelVocabulary(Mapping[str, LabelEntry]):
         """Whether any entry has parents."""
         return any(entry.parents for entry in self.values())
 
+    def for_labels(self, labels: Iterable[str]) -> LabelVocabulary:
+        """
+        Returns the vocabulary with its labels as the documents write them.
+
+        That is the vocabulary itself if any of `labels` is in it. Otherwise the documents may have the last parts of
+        its URIs (`p12` of `http://www.yso.fi/onto/yso/p12`), the URIs in angle brackets, or the names. The one that
+        gives most of `labels` is taken. Entries that would become the same label stay as they are.
+
+        Args:
+            labels (`Iterable[str]`): Labels of documents.
+        """
+        labels = set(labels)
+        if not labels.isdisjoint(self._entries):
+            return self
+        writings = [{label: write(label, entry) for label, entry in self.items()} for write in _WRITINGS]
+        best = max(writings, key=lambda written: len(labels.intersection(written.values())))
+        if labels.isdisjoint(best.values()):
+            return self
+        counts = Counter([*best.values(), *self])
+        new = {label: text if text and counts[text] == 1 else label for label, text in best.items()}
+        return LabelVocabulary(
+            {
+                new[label]: replace(entry, parents=tuple(new[parent] for parent in entry.parents))
+                for label, entry in self.items()
+            }
+        )
+
     def parents_among(self, label: str, known: Mapping[str, int]) -> list[int]:
         """Returns the ids of the parents of a label; those of a parent that is not in `known` take its place."""
         found, visited = set(), set()
@@ -106,6 +134,11 @@ class LabelVocabulary(Mapping[str, LabelEntry]):
         return sorted(found)
 
 
+_WRITINGS: tuple[Callable[[str, LabelEntry], str], ...] = (
+    lambda label, entry: re.split(r"[/#]", label.rstrip("/#"))[-1],
+    lambda label, entry: f"<{label}>",
+    lambda label, entry: entry.name,
+)
 _KEYS = (*(declared.name for declared in fields(LabelEntry)), "text")
 
 

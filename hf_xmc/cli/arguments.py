@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from datasets import Dataset, DatasetDict
@@ -18,11 +18,13 @@ from transformers.utils import CONFIG_NAME
 from ..data import load_sample, load_xmc_dataset
 from ..data.documents import is_prepared_data, load_documents
 from ..data.readers import join_splits, split_names
+from ..data.vocabularies import vocabulary_beside
 from ..modeling_utils import PredictMixin
 from ..serialization import resolve_file
 from ..training.options import explain_old_name
 from ..training.progress import LOGS, quiet_libraries
 from ..training.record import TrainingRecord
+from ..vocabulary import LabelVocabulary
 from .parsers import closest, parse_mapping
 
 TABLE_OPTIONS = ("text_column", "label_column", "encoding", "separator", "sheet")
@@ -52,8 +54,17 @@ class DataArguments:
         default=None, metadata={"help": "Separator of the columns of a csv file; by default it is found."}
     )
     sheet: str | None = field(default=None, metadata={"help": "Sheet of an Excel file."})
-    label_texts: bool = field(
-        default=False, metadata={"help": "Read the texts of the labels from the folder (labels.parquet or .csv)."}
+    label_texts: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of names, synonyms and parents of the labels: a table, JSON, SKOS. By default "
+            "`labels.parquet` (or csv, ttl and so on) in the folder of the data; `false` for none.",
+            "nargs": "?",
+            "const": "true",
+        },
+    )
+    label_language: str | None = field(
+        default=None, metadata={"help": "Language of the names in a SKOS file; by default the only one, or `en`."}
     )
     train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
@@ -82,6 +93,11 @@ class DataArguments:
             self.column_mapping = parse_mapping(self.column_mapping)
         for option in ("validation_split", "eval_split"):
             self._check_unseen(option)
+
+    def load_label_texts(self) -> LabelVocabulary | Literal[False] | None:
+        """Loads the vocabulary of the labels, see [`vocabulary_beside`]."""
+        wanted = {"true": True, "false": False}.get(str(self.label_texts).lower(), self.label_texts)
+        return vocabulary_beside(None if self.dataset == "sample" else self.dataset, wanted, self.label_language)
 
     def _check_unseen(self, option: str) -> None:
         """Refuses to measure on training documents."""

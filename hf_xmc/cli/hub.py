@@ -9,7 +9,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..data import load_label_texts, load_sample, load_xmc_dataset
+from ..data import load_sample, load_xmc_dataset
+from ..data.vocabularies import vocabulary_beside
 from ..hub.dataset import push_dataset
 from ..hub.model_card import CARD_FILE, CardOptions, write_model_card
 from ..hub.upload import Destination, check_saved_model, create_repo, export_model, push_folder
@@ -62,7 +63,7 @@ def _push_dataset(args: argparse.Namespace) -> None:
     else:
         splits = load_xmc_dataset(args.data, column_mapping=args.column_mapping, label_delimiter=args.label_delimiter)
         splits = {"train": splits} if isinstance(splits, Dataset) else splits
-    texts = load_label_texts(args.data) if args.label_texts else None
+    texts = (vocabulary_beside(args.data, args.label_texts) or None) if args.label_texts else None
     options = CardOptions(license=args.license, language=args.language, tags=args.tags)
     commit = push_dataset(splits, _destination(args, "dataset"), texts, options)
     print(f"The dataset is at {commit.pr_url or commit.commit_url}.")

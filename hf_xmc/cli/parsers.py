@@ -319,7 +319,13 @@ def _add_push_dataset(parser: Parser) -> None:
     _add_destination(parser)
     parser.add_argument("--column-mapping", type=parse_mapping, help=_MAPPING)
     parser.add_argument("--label-delimiter", help="separator of the labels in a string column")
-    parser.add_argument("--label-texts", action="store_true", help="read the texts of the labels from the folder")
+    parser.add_argument(
+        "--label-texts",
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="vocabulary of the labels; without FILE that of the folder",
+    )
     _add_card_options(parser, is_dataset=True)
 
 

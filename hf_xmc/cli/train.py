@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..data import load_label_texts
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import Runtime
 from ..training.arguments import PARTS, XMCTrainingArguments
@@ -128,7 +127,9 @@ def _train_on(data: DataArguments, options: dict[str, Any]) -> None:
         columns[{"text": "text_column", "labels": "label_column"}.get(kind, kind)] = column
     folder = options.pop("output_dir")
     chosen: dict[str, Any] = {"holdout": data.holdout, "final_train": data.final_train, "log": data.log}
-    _, report = train(data.dataset, folder, label_texts=data.label_texts or None, **columns, **chosen, **options)
+    with quiet_libraries():
+        label_texts = data.load_label_texts()
+    _, report = train(data.dataset, folder, label_texts=label_texts, **columns, **chosen, **options)
     if ProcessGroup.current().is_main and data.log == "text":
         print(f"\n{report}\n\n{_next_commands(report, data.dataset)}")
 
@@ -151,12 +152,13 @@ def _train_from_recipe(data: DataArguments, args: XMCTrainingArguments) -> None:
         # Loaded now, so that a missing split is an error before the training and not hours later.
         validation_dataset = data.load(data.validation_split) if data.validation_split else None
         eval_dataset = data.load(data.eval_split) if data.eval_split else None
+        label_texts = data.load_label_texts()
     trainer = XMCTrainer(
         args=args,
         train_dataset=train_dataset,
         # The eval split must not influence any choice.
         eval_dataset=validation_dataset,
-        label_texts=load_label_texts(str(data.dataset)) if data.label_texts else None,
+        label_texts=label_texts,
         callbacks=[StageProgressCallback(data.log, bar=False if args.disable_tqdm else None)],
     )
     trainer.recorder.record.dataset, trainer.recorder.record.split = public_name(data.dataset), data.train_split

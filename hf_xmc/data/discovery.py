@@ -102,7 +102,7 @@ def parse_labels(value: Any, found: FoundColumns) -> list[str] | list[int]:
     if isinstance(value, (list, tuple)):
         return [label for label in value if label is not None and label != ""]
     text = str(value).strip()
-    if found.format == "JSON lists":
+    if found.format == "JSON lists" and text:
         items = _parse_list(text)
         if items is None:
             raise ValueError(f'{text[:60]!r} is not a list of labels such as ["a", "b"]')
@@ -111,6 +111,31 @@ def parse_labels(value: Any, found: FoundColumns) -> list[str] | list[int]:
         return [text] if text else []
     parts = text.split() if found.delimiter == " " else text.split(found.delimiter)
     return [part.strip() for part in parts if part.strip()]
+
+
+def split_lists(values: Sequence[Any], delimiters: str, known: set[str] | None = None) -> list[list[Any]]:
+    """
+    The lists of a column: lists, lists as JSON or Python writes them, or delimited strings.
+
+    Args:
+        values (`Sequence`): The column.
+        delimiters (`str`): What may separate the items of a string; the one that most strings have does.
+        known (`set[str]`, *optional*):
+            What items may be. Then the delimiter that makes most strings lists of known items separates them.
+    """
+    texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    kind, delimiter = "one each", None
+    if texts and sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts):
+        kind = "JSON lists"
+    elif texts and known is not None:
+        choices = [FoundColumns("", "", "delimited", candidate) for candidate in (None, *delimiters)]
+        delimiter = max(
+            choices, key=lambda found: sum(known.issuperset(parse_labels(t, found)) for t in texts)
+        ).delimiter
+    elif texts:
+        found = max(delimiters, key=lambda candidate: _share_with(texts, candidate))
+        delimiter = found if _share_with(texts, found) > 0 else None
+    return [parse_labels(value, FoundColumns("", "", kind, delimiter)) for value in values]
 
 
 # ---- Columns ----

@@ -123,8 +123,7 @@ def load_documents(
 def is_prepared_data(path: str, split: str | None) -> bool:
     """Whether data can be loaded as it is: its columns have the names and types of [`prepare_dataset`]."""
     location = Path(path).expanduser()
-    files = [location] if location.is_file() else sorted(location.glob("*")) if location.is_dir() else []
-    if {extension_of(file) for file in files} & {".csv", ".tsv", ".xlsx"}:
+    if {extension_of(file) for file in _files(location)} & {".csv", ".tsv", ".xlsx"}:
         return False
     loaded = load_splits(path, split, None, None, {})
     return all(_is_prepared(part) for part in ([loaded] if isinstance(loaded, Dataset) else loaded.values()))
@@ -144,7 +143,7 @@ def _load(
         loaded = load_sample(cache_dir)
     else:
         path = Path(source).expanduser()
-        files = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
+        files = _files(path)
         kinds = {extension_of(file) for file in files}
         if kinds & {".csv", ".tsv"}:
             options["as_text"] = True  # 007 is not a number here
@@ -171,10 +170,16 @@ def _load(
     return name, splits
 
 
+def _files(path: Path) -> list[Path]:
+    """The files of the documents: all of a folder but its vocabulary."""
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    return sorted(file for file in path.glob("*") if not file.name.lower().startswith("labels."))
+
+
 def _only_table(path: Path, files: list[Path]) -> str:
     """The path, or the file in it if it is a folder with a single table."""
     tables = [file for file in files if extension_of(file) in (".csv", ".tsv", ".parquet", ".jsonl", ".json", ".xlsx")]
-    tables = [file for file in tables if not file.name.lower().startswith("labels.")]
     return str(tables[0]) if path.is_dir() and len(tables) == 1 else str(path)
 
 

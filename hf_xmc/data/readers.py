@@ -12,17 +12,13 @@ import datasets
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, Value, concatenate_datasets
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .excel import read_excel
 from .formats import (
     has_xmc_header,
-    names_are_labels,
     pair_splits,
-    pecos_label_names,
     pecos_splits,
     read_pair,
     read_pecos,
@@ -31,7 +27,7 @@ from .formats import (
 from .streams import plain_error
 
 # Extension → loader of `datasets`, in order of preference.
-_LOADERS = {
+TABLES = {
     ".parquet": "parquet",
     ".jsonl": "json",
     ".json": "json",
@@ -67,7 +63,7 @@ def load_xmc_dataset(
       `data/dev-00000-of-00002.jsonl`; encoding and separator of csv are recognised;
     - the text format of the Extreme Classification Repository (`.txt`, `.svm`, gzipped too), vectors only;
     - PECOS folders: `Y.trn.npz` with `X.trn.npz` (or `tfidf-attnxml/X.trn.npz`), `X.trn.txt` or both, and label names
-      from `output-items.txt` (if names repeat, labels are numbers: see [`load_label_texts`]);
+      from `output-items.txt` (if names repeat, labels are numbers: see [`load_vocabulary`]);
     - pairs of AttentionXML and LightXML: `train_raw_texts.txt` or `train_texts.txt` with `train_labels.txt`;
     - any dataset on the Hub that `datasets.load_dataset` loads.
 
@@ -141,57 +137,9 @@ def load_splits(
     return DatasetDict(loaded) if split is None else loaded[split]
 
 
-def load_label_texts(path: str | Path) -> dict[str, str]:
-    """
-    Loads the texts of labels, by label, from a folder or a dataset on the Hub.
-
-    A folder has them in `labels.parquet`, `labels.jsonl`, `labels.json`, `labels.csv` or `labels.tsv` with the columns
-    `label` and `text`, or in the `output-items.txt` of PECOS; a dataset on the Hub in `labels.parquet`.
-    """
-    folder = Path(path).expanduser()
-    if not folder.exists():
-        return _read_label_texts(_label_texts_on_hub(str(path)))
-    file = label_text_file(folder)
-    if file is not None:
-        return _read_label_texts(file)
-    names = pecos_label_names(folder)
-    if names is None:
-        raise FileNotFoundError(
-            f"`{folder}` has neither a `labels.parquet` (or jsonl, csv) nor an `output-items.txt`."
-        )
-    return (
-        dict(zip(names, names, strict=True)) if names_are_labels(names) else {str(i): n for i, n in enumerate(names)}
-    )
-
-
-def label_text_file(path: str | Path) -> Path | None:
-    """The file with the texts of the labels in a folder, if it has one."""
-    folder = Path(path).expanduser()
-    files = (folder / f"labels{extension}" for extension in _LOADERS)
-    return next((file for file in files if file.is_file()), None)
-
-
-def _read_label_texts(file: Path) -> dict[str, str]:
-    table = _load_table([file], "train", None, {})
-    if not {"label", "text"} <= set(table.column_names):
-        raise ValueError(f"`{file}` has the columns {', '.join(table.column_names)}, but needs `label` and `text`.")
-    return {str(label): text or "" for label, text in zip(table["label"], table["text"], strict=True)}
-
-
-def _label_texts_on_hub(name: str) -> Path:
-    if not _is_hub_name(name):
-        raise FileNotFoundError(f"There is no folder `{name}`.")
-    try:
-        return Path(hf_hub_download(name, "labels.parquet", repo_type="dataset"))
-    except (EntryNotFoundError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
-        raise FileNotFoundError(
-            f"There is no folder `{name}`, nor a dataset of that name with a `labels.parquet` on the Hub."
-        ) from error
-
-
-def _is_hub_name(name: str) -> bool:
+def is_hub_name(name: str) -> bool:
     """Whether a path may be a Hub id. A name with the extension of a data file is not: that file does not exist."""
-    is_file = extension_of(Path(name)) in (*_LOADERS, *_XMC_EXTENSIONS)
+    is_file = extension_of(Path(name)) in (*TABLES, *_XMC_EXTENSIONS)
     return not is_file and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
 
 
@@ -247,7 +195,7 @@ def folder_splits(folder: Path) -> dict[str, tuple[str, str, list[Path]]]:
         return {split: ("pair", split, list(pair)) for split, pair in pairs.items()}
     for place in (folder, folder / "data"):
         files = sorted(path for path in place.glob("*") if path.is_file())
-        for extensions in (*((extension,) for extension in _LOADERS), _XMC_EXTENSIONS):
+        for extensions in (*((extension,) for extension in TABLES), _XMC_EXTENSIONS):
             splits = _split_files([path for path in files if extension_of(path) in extensions])
             if splits:
                 return {split: ("files", split, paths) for split, paths in splits.items()}
@@ -291,11 +239,11 @@ def _load_split(
         if path.stat().st_size == 0:
             raise ValueError(f"`{path}` is empty.")
     extension = extension_of(files[0])
-    is_table = reader == "files" and extension in _LOADERS
+    is_table = reader == "files" and extension in TABLES
     if options and not is_table:
         raise TypeError(f"`{files[0]}` is not a table, so it does not support {', '.join(options)}.")
     if is_table:
-        dataset = _load_table(files, split, cache_dir, options)
+        dataset = load_table(files, split, cache_dir, options)
     elif reader == "pecos":
         dataset = read_pecos(files[0].parent, split, cache_dir)
     elif reader == "pair":
@@ -306,7 +254,7 @@ def _load_split(
         dataset = read_xmc_text(files[0], split, cache_dir)
     else:
         raise ValueError(
-            f"The format of `{files[0]}` is not supported. Use {', '.join(_LOADERS)} or the text format of the "
+            f"The format of `{files[0]}` is not supported. Use {', '.join(TABLES)} or the text format of the "
             "Extreme Classification Repository, whose first line is `documents features labels`."
         )
     if prepare is None:
@@ -317,9 +265,10 @@ def _load_split(
         raise type(error)(f"`{files[0]}`: {error}") from error
 
 
-def _load_table(files: list[Path], split: str, cache_dir: str | None, options: dict[str, Any]) -> Dataset:
+def load_table(files: list[Path], split: str, cache_dir: str | None, options: dict[str, Any]) -> Dataset:
+    """Loads tables of one kind; `as_text=True` leaves the values of csv files as they are."""
     extension = extension_of(files[0])
-    loader = _LOADERS[extension]
+    loader = TABLES[extension]
     if loader == "excel":
         return _load_excel(files, split, cache_dir, options)
     names = ", ".join(f"`{path}`" for path in files)
@@ -364,7 +313,7 @@ def _load_excel(files: list[Path], split: str, cache_dir: str | None, options: d
 def _load_from_hub(
     path: str, split: str | None, prepare: dict[str, Any] | None, cache_dir: str | None, load_options: dict[str, Any]
 ) -> DatasetDict | Dataset:
-    if not _is_hub_name(path):
+    if not is_hub_name(path):
         raise FileNotFoundError(f"There is no file or folder `{path}`.")
     try:
         loaded = datasets.load_dataset(path, cache_dir=cache_dir, **load_options)

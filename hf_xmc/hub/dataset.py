@@ -14,6 +14,7 @@ from huggingface_hub import DatasetCard, DatasetCardData, hf_hub_download
 
 from ..configuration_xmc import TASK
 from ..labels import Labels
+from ..vocabulary import LabelVocabulary
 from .model_card import CARD_FILE, CardOptions
 from .upload import Destination, attempt, create_repo, upload
 
@@ -24,7 +25,7 @@ LABELS_FILE = "labels.parquet"
 def push_dataset(
     splits: Mapping[str, Dataset],
     destination: Destination,
-    label_texts: Mapping[str, str] | None = None,
+    label_texts: Mapping[str, Any] | None = None,
     options: CardOptions | None = None,
 ) -> Any:
     """
@@ -35,7 +36,7 @@ def push_dataset(
     Args:
         splits (`Mapping[str, datasets.Dataset]`): Documents by split, in the columns of [`prepare_dataset`].
         destination ([`Destination`]): Target.
-        label_texts (`Mapping[str, str]`, *optional*): Texts of the labels by name.
+        label_texts (`Mapping`, *optional*): Names or entries of the labels, see [`LabelVocabulary`].
         options ([`CardOptions`], *optional*): Licence, language and tags of the card.
 
     Returns:
@@ -64,12 +65,20 @@ def push_dataset(
     return done
 
 
-def _label_table(splits: Mapping[str, Dataset], texts: Mapping[str, str]) -> pa.Table:
-    """Returns the labels of all splits, their texts and their counts in the training split."""
+def _label_table(splits: Mapping[str, Dataset], texts: Mapping[str, Any]) -> pa.Table:
+    """Returns the labels of all splits, what is known about them and their counts in the training split."""
     names = sorted(set().union(*(Labels.from_dataset(split).names for split in splits.values())))
     train = Labels.from_dataset(splits.get("train") or next(iter(splits.values())))
     counts = dict(zip(train.names, train.counts.tolist(), strict=True))
-    columns = {"label": names, "text": [texts.get(name, "") for name in names]}
+    labels = Labels(names)
+    labels.describe(LabelVocabulary(texts).for_labels(names))
+    columns: dict[str, Any] = {"label": names, "text": labels.texts}
+    if labels.synonyms is not None:
+        columns["synonyms"] = labels.synonyms
+    if labels.descriptions is not None:
+        columns["description"] = labels.descriptions
+    if labels.parents is not None:
+        columns["parents"] = [[names[i] for i in parents] for parents in labels.parents]
     return pa.table({**columns, "train_count": [counts.get(name, 0) for name in names]})
 
 

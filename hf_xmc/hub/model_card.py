@@ -23,7 +23,7 @@ from ..evaluation.report import format_by_frequency, format_metrics, plot_by_fre
 from ..labels import Labels
 from ..scorer import KNN_PARTS
 from ..serialization import ENSEMBLE_FILE, RECORD_FILE, TRAINING_ARGS_FILE, atomic_write, read_json
-from ..training.record import TrainingRecord, is_hub_id, public_name, result_files
+from ..training.record import TrainingRecord, describe_label_texts, is_hub_id, public_name, result_files
 
 CARD_FILE = "README.md"
 EVAL_RESULTS_FOLDER = ".eval_results"
@@ -295,6 +295,12 @@ class ModelSummary:
     def tree_shape(self) -> str:
         """The level sizes of the tree, such as `16 → 256 → 4,108`."""
         return " → ".join(f"{size:,}" for size in self.config.level_sizes or [])
+
+    @property
+    def label_texts(self) -> str | None:
+        """How the texts of the labels were used."""
+        texts = describe_label_texts(self.labels, self.record.label_texts)
+        return "not used" if texts is None and self.record.stages else texts
 
     @property
     def reads_text(self) -> bool:

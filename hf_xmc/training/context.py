@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -13,6 +14,7 @@ from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
 from ..scorer import Scorer
+from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
 from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
@@ -31,7 +33,8 @@ class RunContext:
         dataset (`datasets.Dataset`): Training documents in the columns of [`prepare_dataset`].
         runtime ([`Runtime`]): Threads, progress and cache.
         timer ([`StageTimer`]): Measures and logs the stages.
-        label_texts (`dict[str, str]`, *optional*): Label texts by label name.
+        label_texts ([`LabelVocabulary`] or `False`, *optional*):
+            What is known about the labels; `False` if no texts are to be used, not even names that are words.
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
         scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
     """
@@ -41,9 +44,11 @@ class RunContext:
     dataset: Dataset
     runtime: Runtime
     timer: StageTimer
-    label_texts: dict[str, str] | None = None
+    label_texts: LabelVocabulary | Literal[False] | None = None
     validation: Dataset | None = None
     scorer: Scorer | None = None
+    text_uses: dict[str, None] = field(default_factory=dict)
+    """Parts of the training that have used label texts."""
     features: Features = field(init=False)
     """Sparse features of the documents."""
     targets: csr_matrix = field(init=False)
@@ -83,13 +88,24 @@ class RunContext:
                 metrics["documents"] = len(self._vectors)
         return self._vectors
 
-    def text_features(self) -> Features | None:
-        """Returns TF-IDF and vectors of the label texts, a zero row for a label without text; `None` without texts."""
+    def readable_texts(self) -> list[str]:
+        """Returns the texts of the labels, see [`Labels`]; empty ones if they are switched off."""
+        labels = self.model.labels
+        assert labels is not None
+        return [""] * len(labels) if self.label_texts is False else labels.readable_texts()
+
+    def text_features(self, use: str) -> Features | None:
+        """
+        Returns TF-IDF and vectors of the label texts, a zero row for a label without text; `None` without texts.
+
+        Args:
+            use (`str`): The part of the model that uses them, for the log.
+        """
         model, args = self.model, self.args
-        assert model.labels is not None
-        texts = model.labels.readable_texts()
+        texts = self.readable_texts()
         if model.tfidf is None or not any(texts):
             return None
+        self.text_uses[use] = None
         if self._text_features is None:
             dense = None
             if model.encoder is not None:

@@ -31,8 +31,8 @@ FREQUENCY_POWER = -0.5
 def make_levels(context: RunContext) -> Levels:
     """Returns what is fine-tuned: heads of the levels of the tree, or the encoder alone on the texts of the labels."""
     if context.args.level_objective == "label_texts":
-        assert context.model.labels is not None
-        if any(context.model.labels.readable_texts()):
+        if any(context.readable_texts()):
+            context.text_uses["fine-tuning"] = None
             return LabelTexts(context)
         logger.warning("`level_objective='label_texts'`: the labels have no texts, so heads are trained.")
     return Levels(context)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # training a ranker on vectors does not import the model
 # The kinds from the fourth on need an encoder.
 LABEL_FEATURES = ("pifa", "text", "both", "embedding", "text-embedding")
 ENCODER_LABEL_FEATURES = LABEL_FEATURES[3:]
+TEXT_LABEL_FEATURES = ("text", "both", "text-embedding")
 
 # Largest entries kept of a label's PIFA vector: a few hundred decide its place in the tree.
 MAX_PIFA_FEATURES = 1024

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ from tqdm.auto import tqdm
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging as transformers_logging
+
+from .record import describe_label_texts
 
 LOGS = ("text", "json", "none")
 # Usual shares of the stages in the time of a training. The second of two trainings uses the measured ones.
@@ -196,6 +198,13 @@ class StageProgressCallback(TrainerCallback):
         """Prints a sentence for people."""
         if self.log == "text":
             self.write(text)
+
+    def note_label_texts(self, labels: Any, uses: Iterable[str], are_wanted: bool = True) -> None:
+        """Prints whether the texts of labels were used, and by which parts."""
+        used = describe_label_texts(labels, uses)
+        if used is None:
+            used = "not used" + ("" if are_wanted else ": `label_texts=False`")
+        self.note(f"{'label texts':<24}{used}")
 
     def _line(self, name: str, what: str, seconds: float) -> None:
         if self.log == "text":

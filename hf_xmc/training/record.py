@@ -7,7 +7,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import TrainerCallback
 
 from ..evaluation.metrics import XMCMetrics
+from ..labels import Labels
 from ..modeling_xmc import XMCForTextClassification
 from ..serialization import RECORD_FILE, RESULTS_SUFFIX, read_json, write_json
 from ..utils import available_cores
@@ -47,6 +48,7 @@ class TrainingRecord:
         stages (`dict[str, float]`, *optional*): Seconds of each stage.
         levels (`list[dict]`, *optional*):
             Log of the fine-tuning of an encoder: `step`, `level`, `loss`, `documents_per_second`.
+        label_texts (`list[str]`, *optional*): Parts of the training that used the texts of the labels.
         machine (`dict[str, Any]`, *optional*): Processor, cores and accelerators.
         versions (`dict[str, str]`, *optional*): Versions of Python and packages.
         latency (`dict[str, Any]`, *optional*): Milliseconds per document (`median_ms`) and how many were timed.
@@ -64,6 +66,7 @@ class TrainingRecord:
     seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     levels: list[dict[str, float]] = field(default_factory=list)
+    label_texts: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     latency: dict[str, Any] | None = None
@@ -98,6 +101,27 @@ class TrainingRecord:
             if "options" not in evaluation:  # measured with the options of the model itself
                 record.add_evaluation({name: evaluation[name] for name in _EVALUATION if name in evaluation})
         return record
+
+
+def describe_label_texts(labels: Labels, uses: Iterable[str]) -> str | None:
+    """
+    Says how the texts of labels were used; `None` if they were not.
+
+    Args:
+        labels ([`Labels`]): The labels of the model.
+        uses (`Iterable[str]`): The parts that used them.
+    """
+    parts = [*uses]
+    if not parts:
+        return None
+    counts = {
+        "synonyms": sum(map(bool, labels.synonyms or ())),
+        "descriptions": sum(map(bool, labels.descriptions or ())),
+        "parents": sum(map(bool, labels.parents or ())),
+    }
+    listed = "".join(f", {count:,} with {name}" for name, count in counts.items() if count)
+    texts = sum(map(bool, labels.readable_texts()))
+    return f"of {texts:,} labels{listed}; used in {', '.join(parts)}"
 
 
 def result_files(folder: str | os.PathLike) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -8,18 +8,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset
 from transformers.utils import CONFIG_NAME
 
-from ..data import load_label_texts
 from ..data.documents import Documents, load_documents
-from ..data.readers import label_text_file
+from ..data.vocabularies import VocabularySource, vocabulary_beside
 from ..evaluation.report import format_metrics, format_recall
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..scorer import Scorer
+from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
 from .progress import StageProgressCallback, format_size, quiet_libraries
 from .record import public_name
@@ -91,7 +91,8 @@ def train(
     encoding: str | None = None,
     separator: str | None = None,
     sheet: str | None = None,
-    label_texts: bool | Mapping[str, str] | None = None,
+    label_texts: bool | VocabularySource | None = None,
+    label_language: str | Sequence[str] | None = None,
     holdout: float = 0.1,
     final_train: bool = True,
     log: str = "text",
@@ -123,8 +124,12 @@ def train(
             Separator of the columns of a csv file.
         sheet (`str`, *optional*):
             Sheet of an Excel file.
-        label_texts (`bool` or `dict[str, str]`, *optional*):
-            Text of each label, or whether to read them from the folder of the data; by default if it has any.
+        label_texts (`str`, `os.PathLike`, `Mapping` or `bool`, *optional*):
+            Names and descriptions of the labels: a [`LabelVocabulary`], a dictionary, or what [`load_vocabulary`]
+            loads. By default, or with `True`, the file `labels.parquet` (or csv, ttl and so on) in the folder of
+            the data. `False` does without texts, even where the labels are words themselves.
+        label_language (`str` or `Sequence[str]`, *optional*):
+            Language of the names in a SKOS file, see [`load_vocabulary`].
         holdout (`float`, *optional*, defaults to 0.1):
             Share of the documents to hold out, at most 10,000 of them, if the data has no other splits. 0 for none.
         final_train (`bool`, *optional*, defaults to `True`):
@@ -164,9 +169,8 @@ def train(
                 separator=separator,
                 sheet=sheet,
             )
-        if label_texts is None or isinstance(label_texts, bool):
-            label_texts = _label_texts(found, label_texts)
-        run = _Run(found, str(output_dir), options, label_texts, progress, processes)
+        vocabulary = vocabulary_beside(found.name, label_texts, label_language)
+        run = _Run(found, str(output_dir), options, vocabulary, progress, processes)
         held_out = run.hold_out(holdout)
         if processes.is_main:
             _show_data(found, held_out, progress)
@@ -180,7 +184,7 @@ class _Run:
     found: Documents
     folder: str
     options: dict[str, Any]
-    label_texts: Mapping[str, str] | None
+    label_texts: LabelVocabulary | Literal[False] | None
     progress: StageProgressCallback
     processes: ProcessGroup
     seconds: float = 0.0
@@ -284,14 +288,6 @@ def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
                 f"`{folder}` contains a finished model. Choose another `output_dir`, or set `overwrite=True` "
                 "(`--overwrite`) to replace it."
             )
-
-
-def _label_texts(found: Documents, wanted: bool | None) -> dict[str, str] | None:
-    """The texts of the labels beside the data: if they are wanted, or if there are any and nothing was said."""
-    if wanted is False or found.name is None:
-        return None
-    has_texts = label_text_file(found.name) is not None
-    return load_label_texts(found.name) if wanted or has_texts else None
 
 
 def _show_data(found: Documents, held_out: int, progress: StageProgressCallback) -> None:

@@ -20,6 +20,7 @@ from ..modeling_xmc import XMCForTextClassification
 from ..remote_code import CLASSES
 from ..serialization import TRAINING_ARGS_FILE, read_json
 from .arguments import XMCTrainingArguments
+from .label_features import TEXT_LABEL_FEATURES
 from .large_encoders import check_encoder, set_up_plugin
 from .presets import ENCODER_METHODS
 from .record import TrainingRecord
@@ -39,6 +40,15 @@ def refuse_arguments(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
         raise TypeError(f"XMCTrainer does not take the argument `{name}`{reason}.")
+
+
+def check_label_text_options(args: XMCTrainingArguments, label_texts: Any) -> None:
+    """Raises if options need the texts that `label_texts=False` switches off."""
+    if label_texts is False and args.label_features in TEXT_LABEL_FEATURES:
+        raise ValueError(
+            f"`label_features={args.label_features!r}` needs texts of the labels, but `label_texts=False` switches "
+            "them off. Choose one."
+        )
 
 
 def check_best_metric(args: XMCTrainingArguments, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:

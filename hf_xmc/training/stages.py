@@ -31,7 +31,7 @@ from .bootstrap import match_documents
 from .clustering import build_tree, frequency_tree
 from .context import RunContext
 from .embedding import tokenize_dataset
-from .label_features import describe_labels, label_documents
+from .label_features import TEXT_LABEL_FEATURES, describe_labels, label_documents
 from .languages import detect_language
 from .options import TreeArguments
 from .parts import index_documents, index_vectors, make_label_vectors, word_columns
@@ -48,7 +48,7 @@ def encode_labels(context: RunContext) -> None:
     model, dataset = context.model, context.dataset
     with context.stage("labels") as metrics:
         if model.labels is None:
-            model.labels = Labels.from_dataset(dataset, texts=context.label_texts)
+            model.labels = Labels.from_dataset(dataset, texts=context.label_texts or None)
         context.targets = model.labels.encode(dataset)
         metrics.update(documents=len(dataset), labels=len(model.labels))
 
@@ -137,6 +137,9 @@ def _build_tree(context: RunContext, features: Features, arguments: TreeArgument
         counts = np.bincount(targets.indices, minlength=targets.shape[1])
         return frequency_tree(counts, arguments.shares, arguments.shares_of)
 
+    if context.args.label_features in TEXT_LABEL_FEATURES:
+        context.text_uses["label tree"] = None
+
     def build() -> LabelTree:
         label_features = describe_labels(model, features, targets, context.args.label_features, runtime.num_threads)
         return build_tree(label_features, arguments, runtime)
@@ -204,7 +207,11 @@ def _train_parts(
     _train_ranker(context, features, targets, tree, initial_beam)
     with context.stage("label vectors") as metrics:
         model.label_vectors = make_label_vectors(
-            features, targets, context.text_features(), word_columns(model.tfidf), context.runtime.num_threads
+            features,
+            targets,
+            context.text_features("label vectors"),
+            word_columns(model.tfidf),
+            context.runtime.num_threads,
         )
         metrics.update(label_vector_bytes=model.label_vectors.num_bytes)
     if args.similar_documents:
@@ -263,7 +270,7 @@ def _train_ranker(
     ranker: LinearRanker | KNNRanker
     features = model.ranker_features(features)
     with context.stage("ranker") as metrics:
-        texts = context.text_features() if args.label_text_weight and initial_beam is None else None
+        texts = context.text_features("ranker") if args.label_text_weight and initial_beam is None else None
         if texts is not None:
             documents, labels = label_documents(model.ranker_features(texts), float(args.label_text_weight or 0))
             features, targets = features.followed_by(documents), csr_matrix(vstack([targets, labels], format="csr"))

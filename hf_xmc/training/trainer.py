@@ -25,6 +25,7 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metr
 
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
+from ..data.vocabularies import VocabularySource, vocabulary_beside
 from ..inference.predict import evaluate_model, predict_batches
 from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
@@ -44,6 +45,7 @@ from .record import TrainingRecord, TrainingRecorder
 from .setup import (
     check_best_metric,
     check_can_train,
+    check_label_text_options,
     check_parallelism,
     finished_model,
     init_model,
@@ -89,8 +91,9 @@ class XMCTrainer(LevelTrainer):
             Column of the datasets → `text`, `labels`, `feature_ids` or `feature_values`.
         label_delimiter (`str`, *optional*):
             Separator of the labels in a column of strings.
-        label_texts (`Mapping[str, str]`, *optional*):
-            Label texts by label name.
+        label_texts (`str`, `os.PathLike`, `Mapping` or `False`, *optional*):
+            Names and descriptions of the labels: a [`LabelVocabulary`], a dictionary, or what [`load_vocabulary`]
+            loads. `False` does without texts, even where the labels are words themselves.
         kwargs:
             Other arguments of [`~transformers.Trainer`] are errors that say why.
     """
@@ -113,7 +116,7 @@ class XMCTrainer(LevelTrainer):
         *,
         column_mapping: Mapping[str, str] | None = None,
         label_delimiter: str | None = None,
-        label_texts: Mapping[str, str] | None = None,
+        label_texts: VocabularySource | bool | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_arguments(kwargs)
@@ -127,8 +130,9 @@ class XMCTrainer(LevelTrainer):
             model = init_model(model_init)
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
-        self.label_texts = None if label_texts is None else dict(label_texts)
+        check_label_text_options(args, label_texts)
         with args.main_process_first(local=False, desc="reading the data"):
+            self.label_texts = vocabulary_beside(None, label_texts)
             if train_dataset is not None:
                 train_dataset = self._prepare(train_dataset)
             if isinstance(eval_dataset, Mapping):
@@ -262,6 +266,8 @@ class XMCTrainer(LevelTrainer):
             output = self._run_without_steps(partial(self._train_linear, context))
         else:
             output = self._train_encoder(context, checkpoint, trial)
+        self.recorder.record.label_texts = list(context.text_uses)
+        self._progress.note_label_texts(self.model.labels, context.text_uses, context.label_texts is not False)
         metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
         if self.cache.is_shared:
