@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -22,6 +23,7 @@ from .loading import HUB_KWARGS, verify_files
 from .modeling_utils import PredictMixin, XMCOutput, model_files
 from .modeling_xmc import XMCForTextClassification
 from .remote_code import SelfContainedModel
+from .restriction import Restriction
 from .scorer import SCORER_FILE, PartScores, Scorer
 from .serialization import MAX_SHARD_SIZE, check_link, check_model_type, check_plain_name
 from .utils import check_count
@@ -147,6 +149,8 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         beam_size: int | None = None,
         num_threads: int | None = None,
         predict_with: str | None = None,
+        *,
+        restriction: Restriction | None = None,
     ) -> XMCOutput:
         """
         Finds the best labels of each document.
@@ -162,14 +166,23 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
                 Number of threads of the rankers; all cores by default.
             predict_with (`str`, *optional*):
                 `"ranker"`, `"heads"` or `"both"` for all models; each model has its own by default.
+            restriction ([`Restriction`], *optional*):
+                The labels to choose from; all by default.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
         """
-        top_k = min(check_count("top_k", self.config.top_k if top_k is None else top_k), len(self.labels))
-        scores, indices = self.member_scores(features, top_k, beam_size, num_threads, predict_with)
+        top_k = check_count("top_k", self.config.top_k if top_k is None else top_k)
+        top_k = min(top_k, len(self.labels) if restriction is None else len(restriction))
+        search = beam_size, num_threads, predict_with
+        scores, indices = self.member_scores(features, top_k, *search, restriction)
         if self.scorer is not None:
-            found = self.scorer.predict(self.part_scores(scores, indices), self.labels.log_counts, top_k)
+            parts, labels = self.part_scores(scores, indices), None
+            if restriction is not None:
+                labels = restriction.candidates(len(indices[0]))
+                of_all = self.part_scores(*self.member_scores(features, 1, *search, candidates=1))
+                parts = {name: part.restricted(of_all[name]) for name, part in parts.items()}
+            found = self.scorer.predict(parts, self.labels.log_counts, top_k, labels)
             best, names = (torch.from_numpy(array).to(indices.device) for array in found)
             return XMCOutput(scores=best, indices=names)
         assert self.config.weights is not None
@@ -182,9 +195,13 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         beam_size: int | None = None,
         num_threads: int | None = None,
         predict_with: str | None = None,
+        restriction: Restriction | None = None,
+        candidates: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Returns the candidates of each model, at least `top_k`; the arguments are those of `forward`.
+        Returns the candidates of each model, at least `top_k` and `candidates` (by default of the configuration).
+
+        The other arguments are those of `forward`.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: scores and label ids in the ensemble (padded with -1) of shape
@@ -193,10 +210,15 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         check_count("top_k", top_k)
         beam_size = self.config.beam_size if beam_size is None else beam_size
         predict_with = self.config.predict_with if predict_with is None else predict_with
-        count = min(max(top_k, self.config.candidates), len(self.labels))
-        scores, indices = [], []
+        candidates = self.config.candidates if candidates is None else candidates
+        count, scores, indices = min(max(top_k, candidates), len(self.labels)), [], []
+        if restriction is not None:
+            count = len(restriction) if restriction.is_exhaustive else min(count, len(restriction))
         for member, inputs, ids in zip(self.models, features.members, self._label_ids, strict=True):
-            output = member(inputs, count, beam_size, num_threads, predict_with)
+            own = None
+            if restriction is not None:
+                own = Restriction(np.flatnonzero(restriction.permitted[ids.numpy()]), len(ids))
+            output = member(inputs, count, beam_size, num_threads, predict_with, restriction=own)
             scores.append(output.scores)
             known = ids.to(output.indices.device)[output.indices.clamp(min=0)]
             indices.append(known.masked_fill(output.indices < 0, -1))

@@ -203,7 +203,7 @@ def select(candidates, limit):
 def search(
     indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin,
     buckets, records, features, scales, dense_weights, loss, beam_scores, beam_nodes, num_levels, beam_size, by_path,
-    table, out_scores, out_nodes
+    permitted, table, out_scores, out_nodes
 ):  # fmt: skip
     """
     Finds the best nodes `num_levels` below the first ones for the documents `first_document .. last_document`.
@@ -211,7 +211,7 @@ def search(
     The search starts from `beam_nodes`, (documents, nodes) padded with -1, with the log-probabilities `beam_scores`. A
     beam of `beam_size` nodes descends the tree, ranked by the product of the probabilities along the path. The last
     level is ranked by that product (`by_path`; its logarithm is returned) or by its logit alone. `out_nodes` has the
-    numbers of nodes in the whole tree, padded with -1.
+    numbers of nodes in the whole tree, padded with -1. If `permitted` is not empty, other nodes are left out.
 
     All documents descend together, node by node: the classifiers of a node are fetched once for all documents that
     visit it. If these have enough non-zeros, the rows of the node are first entered in `table` (one zero per feature,
@@ -231,6 +231,7 @@ def search(
     scores = np.zeros(LANES, dtype=np.float32)
     score_bits = scores.view(np.uint32)
     width = dense.shape[1]
+    restricted = permitted.shape[0] > 0
     for level in range(num_levels):
         last = level == num_levels - 1
         limit = top_k if last else beam_size
@@ -255,6 +256,8 @@ def search(
                 for block in range(block_begin[node], block_begin[node + 1]):
                     first_child = child_begin[node] + (block - block_begin[node]) * LANES
                     num_lanes = min(LANES, child_begin[node + 1] - first_child)
+                    if restricted and not permitted[first_child : first_child + num_lanes].any():
+                        continue
                     first_row, last_row = row_begin[block], row_begin[block + 1]
                     lookups = (group_end - group) * mean_nonzeros
                     tabled = table.shape[0] > 0 and lookups * _ROWS_PER_LOOKUP > last_row - first_row
@@ -284,7 +287,7 @@ def search(
                         for lane in range(num_lanes):
                             candidate = candidate_of(score_bits[lane], first_child + lane)
                             candidates[i, size] = candidate
-                            size += candidate > bound
+                            size += candidate > bound and not (restricted and not permitted[first_child + lane])
                         if size > 2 * limit:
                             select(candidates[i, :size], limit)
                             size, worst[i] = limit, candidates[i, limit - 1]

@@ -16,6 +16,7 @@ from .features import Features
 from .kernels_similarity import count_votes, largest_of_rows, vote
 from .label_tree import LabelTree
 from .linear_ranker import RANKER_FILE, Beam
+from .restriction import Restriction
 from .serialization import MAX_SHARD_SIZE, save_sharded
 from .utils import check_count, count_threads
 
@@ -103,6 +104,7 @@ class KNNRanker:
         beam_size: int | None = None,
         num_threads: int | None = None,
         initial_beam: Beam | None = None,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         Returns the best labels of each document, see [`LinearRanker.predict`].
@@ -110,6 +112,9 @@ class KNNRanker:
         `beam_size` and `initial_beam` are ignored: a document is compared with all training documents.
         """
         top_k = check_count("top_k", top_k)
+        if restriction is not None:
+            most = _most_labels(self.index.label_begin, self.count, self.tree.num_labels)
+            return restriction.select(*self.predict(features, most, num_threads=num_threads), top_k)
         if features.num_dense or features.sparse is None or features.num_sparse != self.num_sparse:
             raise ValueError(
                 f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
@@ -179,6 +184,11 @@ def _checked_labels(file: CheckedFile, num_labels: int) -> tuple[np.ndarray, np.
     return file.offsets("label_begin", None, len(labels)), labels
 
 
+def _most_labels(label_begin: np.ndarray, count: int, num_labels: int) -> int:
+    """Returns the largest number of labels that `count` documents can have."""
+    return max(1, min(count * int(np.diff(label_begin).max(initial=0)), num_labels))
+
+
 class KNNVectors:
     """
     Votes of the training documents with the most similar vectors of the encoder.
@@ -209,8 +219,13 @@ class KNNVectors:
         """Size of the index."""
         return self.vectors.nbytes + self.label_begin.nbytes + self.labels.nbytes
 
-    def predict(self, vectors: np.ndarray, top_k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    def predict(
+        self, vectors: np.ndarray, top_k: int = 10, restriction: Restriction | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best labels of each document as [`KNNRanker.predict`] does."""
+        if restriction is not None:
+            most = _most_labels(self.label_begin, self.count, self.num_labels)
+            return restriction.select(*self.predict(vectors, most), top_k)
         if self._float32 is None:
             self._float32 = torch.from_numpy(self.vectors).float()
         scores = np.empty((len(vectors), top_k), dtype=np.float32)

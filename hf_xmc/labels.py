@@ -21,6 +21,7 @@ from .label_columns import (
     raise_unlisted,
     short,
 )
+from .restriction import Restriction
 from .serialization import read_json, resolve_file, write_json
 from .vocabulary import Hierarchy, LabelEntry, LabelVocabulary
 
@@ -77,6 +78,7 @@ class Labels:
         self.hierarchy = None if parents is None else Hierarchy(parents, self.names)
         self._log_counts: tuple[Any, np.ndarray] = (None, np.empty(0, np.float32))
         self._other_names: tuple[Any, dict[str, str]] = (None, {})
+        self._restriction: tuple[Any, Restriction | None] = (None, None)
         self._check()
 
     def _check(self) -> None:
@@ -137,8 +139,55 @@ class Labels:
 
     def _id_of(self, name: str) -> int:
         if name not in self._ids:
-            raise ValueError(f"{short(str(name))} is not one of the {len(self)} labels of the model.")
+            meant = next((label for label, other in self.other_names.items() if other == name), None)
+            hint = "" if meant is None else f" It is the name of the label {short(meant)}: pass that."
+            raise ValueError(f"{short(str(name))} is not one of the {len(self)} labels of the model.{hint}")
         return self._ids[name]
+
+    def restrict(
+        self,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        under: str | Sequence[str] | None = None,
+    ) -> Restriction | None:
+        """
+        Returns the labels that a prediction may choose from; `None` if there is no restriction.
+
+        Args:
+            labels (`Sequence[str]`, *optional*):
+                The permitted labels.
+            exclude (`Sequence[str]`, *optional*):
+                Labels that are not permitted.
+            under (`str` or `Sequence[str]`, *optional*):
+                Labels of the hierarchy: these and all labels below any of them are permitted.
+        """
+        given = {"labels": labels, "exclude": exclude, "under": [under] if isinstance(under, str) else under}
+        if all(value is None for value in given.values()):
+            return None
+        for key, value in given.items():
+            if isinstance(value, str):
+                raise TypeError(f"`{key}` is one label, not several. Pass a list: `[{short(value)}]`.")
+        chosen = {key: None if value is None else tuple(value) for key, value in given.items()}
+        # The same restriction usually serves many batches.
+        identity = (*chosen.values(), id(self.names), len(self))
+        if self._restriction[0] != identity:
+            self._restriction = identity, self._restrict(**chosen)
+        return self._restriction[1]
+
+    def _restrict(
+        self, labels: tuple[str, ...] | None, exclude: tuple[str, ...] | None, under: tuple[str, ...] | None
+    ) -> Restriction:
+        permitted = np.full(len(self), labels is None)
+        permitted[[self._id_of(name) for name in labels or ()]] = True
+        if under is not None:
+            below = self._checked_hierarchy().descendants([self._id_of(name) for name in under])
+            permitted &= np.isin(np.arange(len(self)), below)
+        permitted[[self._id_of(name) for name in exclude or ()]] = False
+        if not permitted.any():
+            raise ValueError(
+                "`labels`, `exclude` and `under` leave no label to choose from. Permit at least one label."
+            )
+        return Restriction(np.flatnonzero(permitted), len(self))
 
     def ids(self, names: Iterable[str]) -> np.ndarray:
         """Returns the ids of `names`, -1 for unknown names."""

@@ -16,6 +16,7 @@ from .features import Features
 from .kernels_check import first_bad_record, first_bad_table
 from .kernels_search import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
+from .restriction import Restriction
 from .serialization import MAX_SHARD_SIZE, save_sharded
 from .simd import HEADER, LANES
 from .utils import check_count, count_threads
@@ -30,6 +31,8 @@ _MAX_FEATURES = (1 << 31) - 1
 # Bounds of the documents that a thread searches together, and of their candidates.
 MAX_DOCUMENTS = 1 << 15
 MAX_HEAP = 1 << 21
+
+_ALL_NODES = np.zeros(0, dtype=np.bool_)
 
 # For fewer documents, creating a table of the features takes longer than it saves.
 _MIN_DOCUMENTS_FOR_TABLE = 64
@@ -142,6 +145,7 @@ class LinearRanker:
         beam_size: int | None = None,
         num_threads: int | None = None,
         initial_beam: Beam | None = None,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         Returns the best labels of each document.
@@ -158,13 +162,20 @@ class LinearRanker:
             initial_beam ([`Beam`], *optional*):
                 Nodes of the level above `first_level` to start from, if that level is not the root. Only labels under
                 these nodes are found.
+            restriction ([`Restriction`], *optional*):
+                The labels to choose from; all by default.
 
         Returns:
             `tuple[np.ndarray, np.ndarray]`: float32 scores in [0, 1] and int64 label ids, both `(documents, top_k)`,
             best first; 0 and -1 where the beam reached fewer labels.
         """
         logits, labels = self.logits(
-            features, top_k, beam_size=beam_size, num_threads=num_threads, initial_beam=initial_beam
+            features,
+            top_k,
+            beam_size=beam_size,
+            num_threads=num_threads,
+            initial_beam=initial_beam,
+            restriction=restriction,
         )
         return np.where(labels >= 0, self._probabilities(logits, self.ranking == "path"), np.float32(0)), labels
 
@@ -176,12 +187,15 @@ class LinearRanker:
         beam_size: int | None = None,
         num_threads: int | None = None,
         initial_beam: Beam | None = None,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """As [`~LinearRanker.predict`], with logits (`ranking="path"`: log-probabilities); -inf for missing labels."""
         top_k = check_count("top_k", top_k)
         beam_size = self.beam_size if beam_size is None else check_count("beam_size", beam_size, least=0)
         by_path = self.ranking == "path"
-        raw, nodes = self.search(features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam)
+        raw, nodes = self.search(
+            features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam, restriction
+        )
         first_leaf = first_node(self.tree, self.tree.depth)
         is_node = nodes >= 0
         return raw, np.where(is_node, self.tree.leaf_labels[np.where(is_node, nodes - first_leaf, 0)], -1)
@@ -195,11 +209,17 @@ class LinearRanker:
         by_path: bool,
         num_threads: int | None = None,
         initial_beam: Beam | None = None,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the raw scores and the best nodes of level `depth`, numbered over the whole tree (root: 0)."""
         sparse, dense = self._parts(features)
         count = len(features)
         start_scores, start_nodes = self._start(initial_beam, count)
+        permitted = _ALL_NODES
+        if restriction is not None:
+            permitted, _ = restriction.nodes_of(self.tree)
+            beam_size = restriction.beam_size(self.tree, beam_size)
+            start_scores, start_nodes = _permitted_only(start_scores, start_nodes, permitted)
         beam_size = min(beam_size, max(self.tree.level_sizes)) if beam_size > 0 else max(self.tree.level_sizes)
         scores = np.empty((count, top_k), dtype=np.float32)
         nodes = np.empty((count, top_k), dtype=np.int64)
@@ -216,7 +236,7 @@ class LinearRanker:
                 sparse.indptr, sparse.indices, sparse.data, dense, first, last, self._child_begin, self._block_begin,
                 weights.row_begin, weights.bucket_begin, weights.buckets, weights.records, *views, weights.dense,
                 LOSSES[self.loss], start_scores[first:last], start_nodes[first:last], depth - self.first_level + 1,
-                beam_size, by_path, table, scores[first:last], nodes[first:last],
+                beam_size, by_path, permitted, table, scores[first:last], nodes[first:last],
             )  # fmt: skip
 
         starts = range(0, count, together)
@@ -298,6 +318,14 @@ class LinearRanker:
         if self.loss == "squared_hinge":
             return np.clip((raw + 1) / 2, 0, 1)
         return expit(raw)
+
+
+def _permitted_only(scores: np.ndarray, nodes: np.ndarray, permitted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Drops other nodes from a beam; the search reads a beam up to its padding."""
+    kept = (nodes >= 0) & permitted[np.maximum(nodes, 0)]
+    order = np.argsort(~kept, axis=1, kind="stable")
+    nodes = np.take_along_axis(np.where(kept, nodes, -1), order, axis=1)
+    return np.take_along_axis(scores, order, axis=1), nodes
 
 
 def sparse_part(features: Features) -> csr_matrix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .label_tree import LabelTree
 from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import LinearRanker
+from .restriction import Restriction
 from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores, Scorer
 
 # Least number of candidates of ranker and heads that `candidate_scores` compares.
@@ -60,7 +62,13 @@ class PartsMixin:
         return [name for name in PARTS if present.get(name)]
 
     def _predict_with_parts(
-        self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None, predict_with: str
+        self,
+        features: Features,
+        top_k: int,
+        beam_size: int | None,
+        num_threads: int | None,
+        predict_with: str,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         names: Sequence[str] = (predict_with,)
         if predict_with == "all":
@@ -76,9 +84,11 @@ class PartsMixin:
             )
         scores, labels = np.empty((len(features), top_k), np.float32), np.empty((len(features), top_k), np.int64)
         done = 0
-        for parts in self.part_scores(features, names, top_k, beam_size, num_threads):
+        for parts in self.part_scores(features, names, top_k, beam_size, num_threads, restriction):
             if predict_with == "all":
-                found = self.scorer.predict(parts, log_counts, top_k)  # type: ignore[union-attr]
+                count = len(parts[names[0]].labels)
+                candidates = None if restriction is None else restriction.candidates(count)
+                found = self.scorer.predict(parts, log_counts, top_k, candidates)  # type: ignore[union-attr]
             else:
                 found = parts[predict_with].scores[:, :top_k], parts[predict_with].labels[:, :top_k]
             rows = slice(done, done + len(found[0]))
@@ -94,6 +104,7 @@ class PartsMixin:
         top_k: int = 10,
         beam_size: int | None = None,
         num_threads: int | None = None,
+        restriction: Restriction | None = None,
     ) -> Iterator[dict[str, PartScores]]:
         """
         Yields the scores of parts for consecutive blocks of documents, small enough to score all labels.
@@ -109,39 +120,80 @@ class PartsMixin:
                 Number of nodes kept per level by ranker and heads, which have separate defaults.
             num_threads (`int`, *optional*):
                 Number of threads; all cores by default.
+            restriction ([`Restriction`], *optional*):
+                The labels to propose; all by default.
         """
         assert self.label_tree is not None
         num_labels = self.label_tree.num_labels
         count = min(max(top_k, OTHER_PROPOSALS), num_labels)
         size = max(1, MAX_SCORES // num_labels)
+        search = beam_size, num_threads
         for start in range(0, len(features), size):
             block = features if len(features) <= size else features[start : start + size]
-            yield {name: self._score_part(name, block, count, beam_size, num_threads) for name in names}
+            if restriction is None:
+                yield {name: self._score_part(name, block, count, *search) for name in names}
+            else:
+                yield {name: self._score_permitted(name, block, count, *search, restriction) for name in names}
+
+    def _score_permitted(
+        self,
+        name: str,
+        features: Features,
+        count: int,
+        beam_size: int | None,
+        num_threads: int | None,
+        restriction: Restriction,
+    ) -> PartScores:
+        """As `_score_part`, with permitted labels only; a score is the same as without the restriction."""
+        of_all = self._score_part(name, features, 1, beam_size, num_threads, known=1)
+        if of_all.matrix is not None:
+            permitted = np.ascontiguousarray(of_all.matrix[:, restriction.ids])
+            best = PartScores.from_matrix(permitted, min(count, len(restriction)))
+            labels = np.where(best.labels >= 0, restriction.ids[best.labels], -1)
+            return replace(best, labels=labels, matrix=of_all.matrix).restricted(of_all)
+        known = len(restriction) if restriction.is_exhaustive else max(count, KNOWN_LABELS)
+        part = self._score_part(name, features, count, beam_size, num_threads, restriction, known)
+        return part.restricted(of_all)
 
     def _score_part(
-        self, name: str, features: Features, count: int, beam_size: int | None, num_threads: int | None
+        self,
+        name: str,
+        features: Features,
+        count: int,
+        beam_size: int | None,
+        num_threads: int | None,
+        restriction: Restriction | None = None,
+        known: int | None = None,
     ) -> PartScores:
+        """Returns the scores of one part: of `known` labels for ranker, heads and votes."""
         assert self.label_tree is not None
-        known = min(max(count, KNOWN_LABELS), self.label_tree.num_labels)
+        known = min(max(count, KNOWN_LABELS) if known is None else known, self.label_tree.num_labels)
         if name == "ranker":
-            return PartScores.from_list(*self._search_ranker("logits", features, known, beam_size, num_threads))
+            found = self._search_ranker("logits", features, known, beam_size, num_threads, restriction)
+            return PartScores.from_list(*found)
         if name == "heads":
-            output = self._predict_with_heads(features, known, beam_size)
+            output = self._predict_with_heads(features, known, beam_size, restriction)
             assert output.scores is not None and output.indices is not None
             odds = torch.logit(output.scores.float(), eps=1e-6)
             return PartScores.from_list(odds.cpu().numpy(), output.indices.cpu().numpy())
         if name == "knn_tfidf":
             assert self.knn is not None
-            votes = self.knn.predict(Features(features.sparse), known, num_threads=num_threads)
+            sparse = Features(features.sparse)
+            votes = self.knn.predict(sparse, known, num_threads=num_threads, restriction=restriction)
             return PartScores.from_list(*votes, others=0.0)
         if name == "knn_vector":
             assert self.knn_vectors is not None and features.dense is not None
-            return PartScores.from_list(*self.knn_vectors.predict(features.dense, known), others=0.0)
+            return PartScores.from_list(*self.knn_vectors.predict(features.dense, known, restriction), others=0.0)
         assert self.label_vectors is not None
         return PartScores.from_matrix(self.label_vectors.scores(name, features, num_threads), count)
 
     def candidate_scores(
-        self, features: Features, top_k: int, beam_size: int | None = None, num_threads: int | None = None
+        self,
+        features: Features,
+        top_k: int,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+        restriction: Restriction | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
         Returns the best labels of the ranker and of the heads, each with both scores.
@@ -156,6 +208,8 @@ class PartsMixin:
                 Number of nodes kept per level; ranker and heads have separate defaults.
             num_threads (`int`, *optional*):
                 Number of threads of the ranker; all cores by default.
+            restriction ([`Restriction`], *optional*):
+                The labels to choose from; all by default.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker (0 for labels that it did not
@@ -165,13 +219,13 @@ class PartsMixin:
         assert self.label_tree is not None
         tree = self.label_tree
         num_ranker, num_heads = (min(max(top_k, count), tree.num_labels) for count in _CANDIDATES)
-        ranked = self._predict_with_ranker(features, num_ranker, beam_size, num_threads)
+        ranked = self._predict_with_ranker(features, num_ranker, beam_size, num_threads, restriction)
         scores, indices = (torch.from_numpy(array).to(self.anchor.device) for array in ranked)
         positions = torch.from_numpy(tree.leaf_positions).to(indices.device)
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
         parts = zip(vectors.split(256), nodes.split(256), strict=True)
         head_scores = torch.cat([self.heads.label_probabilities(*part, tree) for part in parts])
-        more = self._predict_with_heads(features, num_heads, beam_size)
+        more = self._predict_with_heads(features, num_heads, beam_size, restriction)
         assert more.scores is not None and more.indices is not None
         repeated = (more.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
         return (

@@ -25,6 +25,7 @@ from .linear_ranker import RANKER_FILE, LinearRanker
 from .loading import HUB_KWARGS, check_loaded, check_model_files, explained, verify_files
 from .modeling_heads import LevelHead
 from .remote_code import SelfContainedModel
+from .restriction import Restriction
 from .scorer import SCORER_FILE, Scorer
 from .serialization import MAX_SHARD_SIZE, check_model_type, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
@@ -112,6 +113,9 @@ class PredictMixin:
         batch_size: int = 32,
         num_threads: int | None = None,
         predict_with: str | None = None,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        under: str | Sequence[str] | None = None,
     ) -> list[list[tuple[str, float]]]:
         """
         Returns the best labels of each document with their scores.
@@ -129,6 +133,12 @@ class PredictMixin:
                 Number of threads of TF-IDF and ranker; all cores by default.
             predict_with (`str`, *optional*):
                 What predicts, see [`XMCConfig`]; defaults to the configuration.
+            labels (`Sequence[str]`, *optional*):
+                The labels to choose from; all by default. Up to 1,024 are compared exactly.
+            exclude (`Sequence[str]`, *optional*):
+                Labels not to choose.
+            under (`str` or `Sequence[str]`, *optional*):
+                Labels of the hierarchy; only these and labels below any of them are chosen.
 
         Returns:
             `list[list[tuple[str, float]]]`: (label, score) pairs of each document, best first. There are fewer than
@@ -137,6 +147,7 @@ class PredictMixin:
         if isinstance(documents, (str, bytes)):
             raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
         check_count("batch_size", batch_size)
+        restriction = self.restrict(labels, exclude, under)
         if isinstance(documents, csr_matrix):
             documents = Features(documents)
         chunk_size = max(batch_size, PREDICT_CHUNK)
@@ -151,8 +162,22 @@ class PredictMixin:
                         kind = type(text).__name__
                         raise TypeError(f"`documents[{place}]` is {kind}, not str. Pass '' for no text.")
                 features = self.featurize(chunk, num_threads, batch_size)
-            results.extend(self.name_labels(self(features, top_k, beam_size, num_threads, predict_with)))
+            output = self(features, top_k, beam_size, num_threads, predict_with, restriction=restriction)
+            results.extend(self.name_labels(output))
         return results
+
+    def restrict(
+        self,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        under: str | Sequence[str] | None = None,
+    ) -> Restriction | None:
+        """Returns the labels that a prediction may choose from, see [`~Labels.restrict`]; `None` for all."""
+        if labels is None and exclude is None and under is None:
+            return None
+        if self.labels is None:
+            raise ValueError("The model has no labels to choose from. Train it, or load a trained one.")
+        return self.labels.restrict(labels, exclude, under)
 
     def name_labels(self, output: XMCOutput) -> list[list[tuple[str, float]]]:
         """Returns the (label, score) pairs of an output, best first, without padding."""

@@ -22,6 +22,7 @@ from .linear_ranker import Beam, LinearRanker
 from .modeling_heads import Head, LevelHeads
 from .modeling_parts import PartsMixin
 from .modeling_utils import PredictMixin, XMCOutput, XMCPreTrainedModel, mix_scores
+from .restriction import Restriction
 from .scorer import PARTS, Scorer
 from .text_encoder import (
     check_pooling_layers,
@@ -40,6 +41,9 @@ from .tfidf import TfidfFeaturizer
 from .utils import check_count
 
 PREDICT_WITH = ("all", "both", *PARTS)
+
+# Scores of labels by heads in memory at a time, if all of a restriction are scored.
+MAX_HEAD_SCORES = 1 << 20
 
 # Documents that `embed` sorts by length together before they are put into batches.
 SORT_CHUNK = 4096
@@ -311,6 +315,7 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
         num_threads: int | None = None,
         predict_with: str | None = None,
         *,
+        restriction: Restriction | None = None,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         level: int | None = None,
@@ -336,6 +341,8 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
                 Number of threads of the ranker; all cores by default.
             predict_with (`str`, *optional*):
                 What predicts, see [`XMCConfig`]; defaults to the configuration.
+            restriction ([`Restriction`], *optional*):
+                The labels to choose from, see [`~Labels.restrict`]; all by default.
             input_ids (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
                 Token ids, instead of `features`.
             attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
@@ -379,30 +386,43 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
             raise ValueError("Pass `features` or `input_ids`.")
         top_k = check_count("top_k", self.config.top_k if top_k is None else top_k)
         if self.label_tree is not None:
-            top_k = min(top_k, self.label_tree.num_labels)
+            top_k = min(top_k, self.label_tree.num_labels if restriction is None else len(restriction))
         beam_size = self.config.beam_size if beam_size is None else beam_size
         predict_with = self.config.predict_with if predict_with is None else predict_with
         if predict_with not in PREDICT_WITH:
             raise ValueError(f"`predict_with={predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
         if predict_with == "heads":
-            return self._predict_with_heads(features, top_k, beam_size)
+            return self._predict_with_heads(features, top_k, beam_size, restriction)
         if predict_with == "both":
-            candidates = self.candidate_scores(features, top_k, beam_size, num_threads)
+            candidates = self.candidate_scores(features, top_k, beam_size, num_threads, restriction)
             return mix_scores(*candidates, self.config.heads_weight, top_k)
         if predict_with == "ranker":
-            scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads)
+            scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads, restriction)
         else:
-            scores, indices = self._predict_with_parts(features, top_k, beam_size, num_threads, predict_with)
+            scores, indices = self._predict_with_parts(
+                features, top_k, beam_size, num_threads, predict_with, restriction
+            )
         device = self.anchor.device
         return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
 
     def _predict_with_ranker(
-        self, features: Features, top_k: int, beam_size: int | None, num_threads: int | None
+        self,
+        features: Features,
+        top_k: int,
+        beam_size: int | None,
+        num_threads: int | None,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        return self._search_ranker("predict", features, top_k, beam_size, num_threads)
+        return self._search_ranker("predict", features, top_k, beam_size, num_threads, restriction)
 
     def _search_ranker(
-        self, kind: str, features: Features, top_k: int, beam_size: int | None, num_threads: int | None
+        self,
+        kind: str,
+        features: Features,
+        top_k: int,
+        beam_size: int | None,
+        num_threads: int | None,
+        restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the result of `ranker.predict` or, for classifiers, `ranker.logits`."""
         if self.ranker is None:
@@ -412,6 +432,7 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
             search = getattr(self.ranker, kind)
             if self.ranker.first_level > 1:
                 beam = self.ranker.beam_size if beam_size is None else beam_size
+                beam = 0 if restriction is not None and restriction.is_exhaustive else beam
                 initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
         return search(
             self.ranker_features(features),
@@ -419,6 +440,7 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
             beam_size=beam_size,
             num_threads=num_threads,
             initial_beam=initial_beam,
+            restriction=restriction,
         )
 
     def ranker_features(self, features: Features) -> Features:
@@ -475,10 +497,26 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
             raise ValueError("The heads need document vectors: pass the result of `featurize`.")
         return torch.from_numpy(features.dense).to(self.device)
 
-    def _predict_with_heads(self, features: Features, top_k: int, beam_size: int | None) -> XMCOutput:
+    def _predict_with_heads(
+        self, features: Features, top_k: int, beam_size: int | None, restriction: Restriction | None = None
+    ) -> XMCOutput:
         self._check_label_head()
         assert self.label_tree is not None
         vectors = self._dense_part(features)
+        if restriction is not None:
+            return self._best_by_heads(vectors, top_k, restriction.ids)
         scores, nodes = self.search_level(vectors, self.label_tree.depth, top_k, beam_size)
         labels = torch.from_numpy(self.label_tree.leaf_labels).to(nodes.device)[nodes.clamp(min=0)]
         return XMCOutput(scores=scores, indices=labels.masked_fill(nodes < 0, -1))
+
+    def _best_by_heads(self, vectors: torch.Tensor, top_k: int, ids: np.ndarray) -> XMCOutput:
+        """Scores all the given labels and returns the best ones."""
+        assert self.label_tree is not None
+        device = vectors.device
+        nodes, labels = (torch.from_numpy(array).to(device) for array in (self.label_tree.leaf_positions[ids], ids))
+        top_k, found = min(top_k, len(ids)), []
+        for rows in vectors.split(max(1, MAX_HEAD_SCORES // len(ids))):
+            found.append(self.heads.label_probabilities(rows, nodes, self.label_tree).topk(top_k, dim=1))
+        empty = torch.empty((0, top_k), device=device)
+        scores = torch.cat([empty, *(best.values for best in found)])
+        return XMCOutput(scores=scores, indices=labels[torch.cat([empty.long(), *(best.indices for best in found)])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from numbers import Real
 from types import GeneratorType
 from typing import Any
@@ -41,6 +41,10 @@ class ExtremeTextClassificationPipeline(Pipeline):
         beam_size (`int`, *optional*):
             Nodes kept per level of the label tree; 0 keeps all (exact search). Default: the model's.
         predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
+        exclude (`Sequence[str]`, *optional*): Labels not to choose.
+        under (`str` or `Sequence[str]`, *optional*):
+            Labels of the hierarchy; only these and labels below any of them are chosen.
         batch_size (`int`, *optional*, defaults to 1):
             Documents that pass through the encoder, TF-IDF and ranker together.
 
@@ -83,6 +87,9 @@ class ExtremeTextClassificationPipeline(Pipeline):
         threshold: float | None = None,
         beam_size: int | None = None,
         predict_with: str | None = None,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        under: str | Sequence[str] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if top_k is not None:
             check_count("top_k", top_k)
@@ -92,7 +99,9 @@ class ExtremeTextClassificationPipeline(Pipeline):
             raise TypeError(f"`threshold` must be a number, not {threshold!r:.80} ({type(threshold).__name__}).")
         if threshold is not None and math.isnan(threshold):
             raise ValueError("`threshold` is not a number (nan), so that no label would be returned. Leave it out.")
-        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with}
+        choice = {"labels": labels, "exclude": exclude, "under": under}
+        self.model.restrict(**choice)  # raises if a label is unknown
+        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with, **choice}
         search = {name: value for name, value in search.items() if value is not None}
         return {}, search, {} if threshold is None else {"threshold": threshold}
 
@@ -106,7 +115,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
             args:
                 Not supported.
             kwargs:
-                `top_k`, `threshold`, `beam_size`, `predict_with` and `batch_size`, see the class.
+                `top_k`, `threshold`, `beam_size`, `predict_with`, `labels`, `exclude`, `under` and `batch_size`, see
+                the class.
 
         Returns:
             A list of `{"label": ..., "score": ...}`, best first, for each document. A label with a name in words other
@@ -142,10 +152,13 @@ class ExtremeTextClassificationPipeline(Pipeline):
         top_k: int | None = None,
         beam_size: int | None = None,
         predict_with: str | None = None,
+        **choice: Any,
     ) -> XMCOutput:
-        texts = inputs["text"]
+        texts, restriction = inputs["text"], self.model.restrict(**choice)
         features = self.model.featurize(texts, batch_size=len(texts))
-        return self.model(features, top_k=top_k, beam_size=beam_size, predict_with=predict_with)
+        return self.model(
+            features, top_k=top_k, beam_size=beam_size, predict_with=predict_with, restriction=restriction
+        )
 
     def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]
         """The labels, their names and scores of one document."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,15 @@ class PartScores:
             The scores of all labels, if the part computes them; float32 `(documents, all labels)`.
         others (`np.ndarray`, *optional*):
             Otherwise the score of labels that are not in `labels`, one for each document.
+        highest (`np.ndarray`, *optional*):
+            The highest score of each document, if its label may not be among `labels`.
     """
 
     labels: np.ndarray
     scores: np.ndarray
     matrix: np.ndarray | None = None
     others: np.ndarray | None = None
+    highest: np.ndarray | None = None
 
     @classmethod
     def from_matrix(cls, matrix: np.ndarray, count: int) -> PartScores:
@@ -82,7 +85,13 @@ class PartScores:
     @property
     def best(self) -> np.ndarray:
         """The highest score of each document."""
+        if self.highest is not None:
+            return self.highest
         return np.ascontiguousarray(self.scores[:, 0])
+
+    def restricted(self, of_all: PartScores) -> PartScores:
+        """These scores of permitted labels, with the highest scores of all labels for their differences."""
+        return replace(self, highest=np.maximum(self.best, of_all.best))
 
     def of(self, candidates: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns the scores of `candidates`, int64 `(documents, candidates)` padded with -1."""
@@ -193,10 +202,19 @@ class Scorer:
         return expit(odds).astype(np.float32)
 
     def predict(
-        self, parts: Mapping[str, PartScores], log_counts: np.ndarray, top_k: int
+        self,
+        parts: Mapping[str, PartScores],
+        log_counts: np.ndarray,
+        top_k: int,
+        candidates: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the probabilities and ids of the `top_k` best labels of each document, padded with 0 and -1."""
-        candidates = unite(parts, top_k)
+        """
+        Returns the probabilities and ids of the `top_k` best labels of each document, padded with 0 and -1.
+
+        `candidates` are by default the labels that any part proposes.
+        """
+        if candidates is None:
+            candidates = unite(parts, top_k)
         logits = self.logits(parts, candidates, log_counts)
         logits[candidates < 0] = -np.inf
         # Candidates ascend, so that of equal labels the lower one comes first.

@@ -151,6 +151,7 @@ torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT""",
         (
             "my-tagger new.csv --output tags.jsonl --keep-columns id",
             "my-tagger 'corpus/part-*.parquet' --output tags --format parquet --top-k 5 --threshold 0.2",
+            "my-tagger new.csv --output tags.jsonl --labels @permitted.txt --exclude miscellaneous",
             "my-tagger - --output - < lines.txt",
         ),
     ),
@@ -199,6 +200,13 @@ card.""",
 }
 
 
+_RESTRICTIONS = {
+    "--labels": "choose from these labels only; @FILE reads one per line",
+    "--exclude": "do not choose these labels; @FILE reads one per line",
+    "--under": "choose from these labels and those below them in the hierarchy; @FILE reads one per line",
+}
+
+
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
     parser.add_argument("input", metavar="INPUT", nargs="+", help="the documents; - for standard input")
@@ -216,6 +224,8 @@ def _add_predict(parser: Parser) -> None:
     )
     parser.add_argument("--top-k", type=int, help="labels per document; that of the model by default")
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
+    for name, text in _RESTRICTIONS.items():
+        parser.add_argument(name, nargs="+", metavar="LABEL", help=text)
     _add_model_options(parser)
     parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
+from pathlib import Path
 
 from datasets import Dataset, Features
 from tqdm.auto import tqdm
@@ -36,6 +37,8 @@ from .arguments import load_model, load_split, recorded_columns
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     args.text_column = args.text_column or recorded_columns(args.model).get("text", "text")
+    for name in ("labels", "exclude", "under"):
+        setattr(args, name, _label_list(getattr(args, name)))
     names = [field.name for field in fields(PredictionArguments)]
     arguments = PredictionArguments(**{name: getattr(args, name) for name in names})
     processes = ProcessGroup.current()
@@ -62,6 +65,25 @@ def run(args: argparse.Namespace) -> None:
     if processes.is_main and "-" not in (*args.input, args.output):
         print(_summary(job, args.output), file=sys.stderr)
     processes.close()
+
+
+def _label_list(values: list[str] | None) -> list[str] | None:
+    """Labels given on the command line; `@FILE` stands for the lines of a file."""
+    if values is None:
+        return None
+    labels: list[str] = []
+    for value in values:
+        if not value.startswith("@"):
+            labels.append(value)
+            continue
+        try:
+            lines = Path(value[1:]).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"The labels of `{value[1:]}` cannot be read: {error}. Write one label per line."
+            ) from error
+        labels.extend(line for line in lines if line.strip())
+    return labels
 
 
 def _check_standard_streams(args: argparse.Namespace, num_processes: int) -> None:

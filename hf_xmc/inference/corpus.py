@@ -39,6 +39,9 @@ class PredictionArguments:
         threshold (`float`, *optional*, defaults to 0.0): Labels with a lower score are left out.
         beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
         predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
+        labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
+        exclude (`Sequence[str]`, *optional*): Labels not to choose.
+        under (`Sequence[str]`, *optional*): Labels of the hierarchy; only these and labels below them are chosen.
         text_column (`str`, *optional*, defaults to `"text"`): Column of the texts.
         keep_columns (`Sequence[str]`, *optional*):
             Columns of the input to write beside the predictions, such as an id.
@@ -50,6 +53,9 @@ class PredictionArguments:
     threshold: float = 0.0
     beam_size: int | None = None
     predict_with: str | None = None
+    labels: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    under: Sequence[str] | None = None
     text_column: str = "text"
     keep_columns: Sequence[str] = ()
     batch_size: int = BATCH_SIZE
@@ -122,7 +128,9 @@ def predict_corpus(
             the documents of this process.
     """
     arguments = arguments or PredictionArguments()
-    count_threads(runtime.num_threads)  # raises before anything is written
+    # These raise before anything is written.
+    count_threads(runtime.num_threads)
+    model.restrict(arguments.labels, arguments.exclude, arguments.under)
     processes = ProcessGroup.current()
     if runtime.num_threads is None and processes.per_node > 1:
         runtime = replace(runtime, num_threads=max(1, available_cores() // processes.per_node))
@@ -197,8 +205,10 @@ def predict_documents(
     if arguments.text_column in batch:
         documents["text"] = [text or "" for text in batch[arguments.text_column]]
     features = document_features(model, documents, arguments.batch_size, num_threads)
+    restriction = model.restrict(arguments.labels, arguments.exclude, arguments.under)
+    search = arguments.top_k, arguments.beam_size, num_threads, arguments.predict_with
     with torch.no_grad():
-        output = model(features, arguments.top_k, arguments.beam_size, num_threads, arguments.predict_with)
+        output = model(features, *search, restriction=restriction)
     named_labels = model.name_labels(output)
     assert model.labels is not None
     names = model.labels.other_names

@@ -1,0 +1,78 @@
+"""Predictions restricted to some of the labels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .label_tree import LabelTree
+
+# Up to so many permitted labels, all of them are scored.
+MAX_EXHAUSTIVE = 1024
+
+
+class Restriction:
+    """
+    The labels that a prediction may return, see [`~Labels.restrict`].
+
+    Up to 1,024 permitted labels are all scored, so that the best ones are found exactly. Of more labels, a beam search
+    through the nodes above permitted labels finds the best ones, as it does without a restriction.
+
+    Args:
+        ids (`np.ndarray`): The permitted labels.
+        num_labels (`int`): Number of all labels.
+    """
+
+    def __init__(self, ids: np.ndarray, num_labels: int) -> None:
+        self.ids = np.unique(np.asarray(ids, dtype=np.int64))
+        self.permitted = np.zeros(num_labels, dtype=np.bool_)
+        self.permitted[self.ids] = True
+        self._nodes: list[tuple[LabelTree, np.ndarray, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Restriction({len(self)} of {len(self.permitted)} labels)"
+
+    @property
+    def is_exhaustive(self) -> bool:
+        """Whether all permitted labels are scored."""
+        return len(self) <= MAX_EXHAUSTIVE
+
+    def candidates(self, count: int) -> np.ndarray | None:
+        """Returns the labels to score for each of `count` documents, if these are all permitted ones."""
+        return np.tile(self.ids, (count, 1)) if self.is_exhaustive else None
+
+    def nodes_of(self, tree: LabelTree) -> tuple[np.ndarray, int]:
+        """
+        Returns which nodes have a permitted label below them, and the largest number of them on a level.
+
+        Nodes are numbered level by level from the root (0).
+        """
+        for known, nodes, widest in self._nodes:
+            if known is tree:
+                return nodes, widest
+        level = self.permitted[tree.leaf_labels]
+        levels = [level]
+        for offsets in reversed(tree.child_offsets):
+            before = np.concatenate([[0], np.cumsum(level)])
+            level = before[offsets[1:]] > before[offsets[:-1]]
+            levels.append(level)
+        nodes, widest = np.concatenate(levels[::-1]), max(int(level.sum()) for level in levels)
+        self._nodes = [*self._nodes[-3:], (tree, nodes, widest)]
+        return nodes, widest
+
+    def beam_size(self, tree: LabelTree, beam_size: int) -> int:
+        """Returns the number of nodes to keep per level, given that of a search without a restriction (0: all)."""
+        widest = self.nodes_of(tree)[1]
+        return widest if self.is_exhaustive or beam_size == 0 else min(beam_size, widest)
+
+    def select(self, scores: np.ndarray, labels: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first `top_k` permitted labels of ranked ones and their scores, padded with -1 and 0."""
+        kept = (labels >= 0) & self.permitted[np.maximum(labels, 0)]
+        order = np.argsort(~kept, axis=1, kind="stable")[:, :top_k]
+        kept = np.take_along_axis(kept, order, axis=1)
+        missing = [(0, 0), (0, top_k - order.shape[1])]
+        found = np.where(kept, np.take_along_axis(scores, order, axis=1), 0).astype(np.float32)
+        ids = np.where(kept, np.take_along_axis(labels, order, axis=1), -1)
+        return np.pad(found, missing), np.pad(ids, missing, constant_values=-1)
