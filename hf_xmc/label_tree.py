@@ -13,6 +13,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from .checks import CheckedFile
+from .hierarchy import Hierarchy
 from .serialization import save_tensors
 
 TREE_FILE = "label_tree.safetensors"
@@ -209,6 +210,24 @@ class LabelTree:
             above = nodes
         parents.append(np.array([above[_padded(path, depth)] for path in paths]))
         return cls.from_parents(parents)
+
+    @classmethod
+    def from_hierarchy(cls, hierarchy: Hierarchy) -> LabelTree:
+        """
+        Builds the tree from the parents of labels, see `from_taxonomy`.
+
+        A label with several parents goes below the one that is nearest to the top.
+
+        Args:
+            hierarchy ([`Hierarchy`]): The hierarchy of the labels, `model.labels.hierarchy`.
+        """
+        levels = hierarchy.levels
+        parent_of = {
+            label: min(parents, key=lambda parent: levels[parent])
+            for label, parents in enumerate(hierarchy.parents)
+            if parents
+        }
+        return cls.from_taxonomy(range(len(hierarchy)), parent_of)
 
     def digest(self) -> str:
         """Returns a fingerprint of the tree, which is stored in the files that belong to it."""

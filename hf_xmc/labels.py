@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from .hierarchy import Hierarchy
 from .label_columns import (
     distinct_names,
     import_arrow,
@@ -23,7 +24,7 @@ from .label_columns import (
 )
 from .restriction import Restriction
 from .serialization import read_json, resolve_file, write_json
-from .vocabulary import Hierarchy, LabelEntry, LabelVocabulary
+from .vocabulary import LabelEntry, LabelVocabulary
 
 if TYPE_CHECKING:
     # Imports inside `try` are optional for transformers: a published model must load without `datasets`.
@@ -124,13 +125,14 @@ class Labels:
 
     def ancestors(self, name: str) -> np.ndarray:
         """Returns the ids of a label and of all labels above it."""
-        return self._checked_hierarchy().ancestors([self._id_of(name)])
+        return self.checked_hierarchy().ancestors([self._id_of(name)])
 
     def descendants(self, name: str) -> np.ndarray:
         """Returns the ids of a label and of all labels below it."""
-        return self._checked_hierarchy().descendants([self._id_of(name)])
+        return self.checked_hierarchy().descendants([self._id_of(name)])
 
-    def _checked_hierarchy(self) -> Hierarchy:
+    def checked_hierarchy(self) -> Hierarchy:
+        """Returns the hierarchy; raises if there is none."""
         if self.hierarchy is None:
             raise ValueError(
                 "The labels have no hierarchy. Train the model with a vocabulary (`label_texts`) that has `parents`."
@@ -180,7 +182,7 @@ class Labels:
         permitted = np.full(len(self), labels is None)
         permitted[[self._id_of(name) for name in labels or ()]] = True
         if under is not None:
-            below = self._checked_hierarchy().descendants([self._id_of(name) for name in under])
+            below = self.checked_hierarchy().descendants([self._id_of(name) for name in under])
             permitted &= np.isin(np.arange(len(self)), below)
         permitted[[self._id_of(name) for name in exclude or ()]] = False
         if not permitted.any():

@@ -17,6 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
 from .configuration_xmc import XMCConfig
 from .features import Features
+from .hierarchy import Hierarchy
 from .knn_ranker import KNN_FILE, KNN_VECTORS_FILE, KNNRanker, KNNVectors
 from .label_tree import TREE_FILE, LabelTree
 from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
@@ -97,6 +98,7 @@ class PredictMixin:
     both.
     """
 
+    config: Any
     labels: Labels | None
     featurize: Any
     prepare_vectors: Any
@@ -116,6 +118,8 @@ class PredictMixin:
         labels: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
         under: str | Sequence[str] | None = None,
+        level: int | None = None,
+        with_parents: bool = False,
     ) -> list[list[tuple[str, float]]]:
         """
         Returns the best labels of each document with their scores.
@@ -139,6 +143,10 @@ class PredictMixin:
                 Labels not to choose.
             under (`str` or `Sequence[str]`, *optional*):
                 Labels of the hierarchy; only these and labels below any of them are chosen.
+            level (`int`, *optional*):
+                Level of the hierarchy, 1 for the top. Labels below it are replaced by their ancestors there.
+            with_parents (`bool`, *optional*, defaults to `False`):
+                Whether to add all ancestors of the labels, see [`~PredictMixin.find_labels`].
 
         Returns:
             `list[list[tuple[str, float]]]`: (label, score) pairs of each document, best first. There are fewer than
@@ -148,6 +156,7 @@ class PredictMixin:
             raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
         check_count("batch_size", batch_size)
         restriction = self.restrict(labels, exclude, under)
+        self.check_hierarchy(level, with_parents)
         if isinstance(documents, csr_matrix):
             documents = Features(documents)
         chunk_size = max(batch_size, PREDICT_CHUNK)
@@ -162,9 +171,68 @@ class PredictMixin:
                         kind = type(text).__name__
                         raise TypeError(f"`documents[{place}]` is {kind}, not str. Pass '' for no text.")
                 features = self.featurize(chunk, num_threads, batch_size)
-            output = self(features, top_k, beam_size, num_threads, predict_with, restriction=restriction)
+            search = top_k, beam_size, num_threads, predict_with
+            output = self.find_labels(
+                features, *search, restriction=restriction, level=level, with_parents=with_parents
+            )
             results.extend(self.name_labels(output))
         return results
+
+    def find_labels(
+        self,
+        features: Any,
+        top_k: int | None = None,
+        beam_size: int | None = None,
+        num_threads: int | None = None,
+        predict_with: str | None = None,
+        *,
+        restriction: Restriction | None = None,
+        level: int | None = None,
+        with_parents: bool = False,
+    ) -> XMCOutput:
+        """
+        Returns the best labels of documents, in terms of the hierarchy of the labels if asked for.
+
+        The score of an ancestor is the highest score of its descendants among the predicted labels. With `level`, the
+        `top_k` best ancestors are returned; they come from the `20 * top_k` (at least 100) best labels. With
+        `with_parents`, all ancestors of the `top_k` best labels are added, so that there are more than `top_k`. A
+        restriction holds for the predicted labels, not for their ancestors.
+
+        Args:
+            features:
+                Documents, see `featurize`.
+            level (`int`, *optional*):
+                Labels below this level of the hierarchy (1: the top) are replaced by their ancestors there. Labels
+                above it stay as they are.
+            with_parents (`bool`, *optional*, defaults to `False`):
+                Whether to add all ancestors. One that was itself predicted, with a lower score, gets the higher one.
+            top_k, beam_size, num_threads, predict_with, restriction:
+                See `forward`.
+        """
+        search = beam_size, num_threads, predict_with
+        hierarchy = self.check_hierarchy(level, with_parents)
+        if hierarchy is None:
+            return self(features, top_k, *search, restriction=restriction)
+        top_k = check_count("top_k", self.config.top_k if top_k is None else top_k)
+        candidates = top_k if level is None else max(20 * top_k, 100)
+        output = self(features, candidates, *search, restriction=restriction)
+        device, scores, indices = output.indices.device, output.scores.cpu().numpy(), output.indices.cpu().numpy()
+        if level is not None:
+            scores, indices = hierarchy.roll_up(scores, indices, level, top_k)
+        if with_parents:
+            scores, indices = hierarchy.with_ancestors(scores, indices)
+        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+
+    def check_hierarchy(self, level: int | None, with_parents: bool = False) -> Hierarchy | None:
+        """Returns the hierarchy that predictions need; raises if there is none, or no such level."""
+        if level is None and not with_parents:
+            return None
+        if self.labels is None:
+            raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
+        hierarchy = self.labels.checked_hierarchy()
+        if level is not None:
+            hierarchy.check_level(level)
+        return hierarchy
 
     def restrict(
         self,

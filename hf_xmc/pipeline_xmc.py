@@ -45,6 +45,10 @@ class ExtremeTextClassificationPipeline(Pipeline):
         exclude (`Sequence[str]`, *optional*): Labels not to choose.
         under (`str` or `Sequence[str]`, *optional*):
             Labels of the hierarchy; only these and labels below any of them are chosen.
+        level (`int`, *optional*):
+            Level of the hierarchy, 1 for the top. Labels below it are replaced by their ancestors there.
+        with_parents (`bool`, *optional*, defaults to `False`):
+            Whether to add all ancestors of the labels, see [`~XMCForTextClassification.find_labels`].
         batch_size (`int`, *optional*, defaults to 1):
             Documents that pass through the encoder, TF-IDF and ranker together.
 
@@ -90,6 +94,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
         labels: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
         under: str | Sequence[str] | None = None,
+        level: int | None = None,
+        with_parents: bool | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if top_k is not None:
             check_count("top_k", top_k)
@@ -101,7 +107,9 @@ class ExtremeTextClassificationPipeline(Pipeline):
             raise ValueError("`threshold` is not a number (nan), so that no label would be returned. Leave it out.")
         choice = {"labels": labels, "exclude": exclude, "under": under}
         self.model.restrict(**choice)  # raises if a label is unknown
-        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with, **choice}
+        hierarchy = {"level": level, "with_parents": with_parents}
+        self.model.check_hierarchy(level, bool(with_parents))
+        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with, **hierarchy, **choice}
         search = {name: value for name, value in search.items() if value is not None}
         return {}, search, {} if threshold is None else {"threshold": threshold}
 
@@ -115,8 +123,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
             args:
                 Not supported.
             kwargs:
-                `top_k`, `threshold`, `beam_size`, `predict_with`, `labels`, `exclude`, `under` and `batch_size`, see
-                the class.
+                `top_k`, `threshold`, `beam_size`, `predict_with`, `labels`, `exclude`, `under`, `level`,
+                `with_parents` and `batch_size`, see the class.
 
         Returns:
             A list of `{"label": ..., "score": ...}`, best first, for each document. A label with a name in words other
@@ -152,12 +160,15 @@ class ExtremeTextClassificationPipeline(Pipeline):
         top_k: int | None = None,
         beam_size: int | None = None,
         predict_with: str | None = None,
+        level: int | None = None,
+        with_parents: bool = False,
         **choice: Any,
     ) -> XMCOutput:
         texts, restriction = inputs["text"], self.model.restrict(**choice)
         features = self.model.featurize(texts, batch_size=len(texts))
-        return self.model(
-            features, top_k=top_k, beam_size=beam_size, predict_with=predict_with, restriction=restriction
+        search: dict[str, Any] = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with}
+        return self.model.find_labels(
+            features, **search, restriction=restriction, level=level, with_parents=with_parents
         )
 
     def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]

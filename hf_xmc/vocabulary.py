@@ -1,17 +1,14 @@
-"""Label vocabularies: what is known about labels in words, and their hierarchy."""
+"""Label vocabularies: what is known about labels in words, and their parents."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
+from .hierarchy import Hierarchy
 
 
 @dataclass(frozen=True)
@@ -170,70 +167,3 @@ def _make_entry(label: str, entry: Any) -> LabelEntry:
         (texts["description"] or "").strip(),
         tuple(dict.fromkeys(map(str, lists["parents"]))),
     )
-
-
-class Hierarchy:
-    """
-    The parents of labels. A label may have several; there are no cycles.
-
-    Args:
-        parents (`Sequence[Sequence[int]]`):
-            For each label the ids of its parents.
-        names (`Sequence[str]`, *optional*):
-            Names for errors; the ids by default.
-    """
-
-    def __init__(self, parents: Sequence[Sequence[int]], names: Sequence[str] | None = None) -> None:
-        self.parents = [list(own) for own in parents]
-        size = len(self.parents)
-        names = list(map(str, range(size))) if names is None else names
-        flat = np.array([parent for own in self.parents for parent in own], dtype=np.int64)
-        if len(flat) and not (flat.min() >= 0 and flat.max() < size):
-            raise ValueError(f"`parents` has ids outside 0..{size - 1}, the labels.")
-        offsets = np.cumsum([0, *map(len, self.parents)])
-        self._above = csr_matrix((np.ones(len(flat), np.int8), flat, offsets), shape=(size, size))
-        children = np.repeat(np.arange(size), np.diff(offsets))
-        in_cycle = np.zeros(size, bool)
-        in_cycle[children[children == flat]] = True
-        count, component = connected_components(self._above, connection="strong")
-        if count < size:
-            in_cycle |= np.bincount(component)[component] > 1
-        if in_cycle.any():
-            shown = ", ".join(f"{names[i]!r:.80}" for i in np.flatnonzero(in_cycle)[:5])
-            raise ValueError(f"The parents form a cycle through {shown}. Remove one of the links.")
-
-    def __len__(self) -> int:
-        return len(self.parents)
-
-    @cached_property
-    def _below(self) -> csr_matrix:
-        return csr_matrix(self._above.T)
-
-    def ancestors(self, ids: Iterable[int]) -> np.ndarray:
-        """Returns the labels above any of `ids`, and these themselves, in ascending order."""
-        return _reachable(self._above, ids)
-
-    def descendants(self, ids: Iterable[int]) -> np.ndarray:
-        """Returns the labels below any of `ids`, and these themselves, in ascending order."""
-        return _reachable(self._below, ids)
-
-    @cached_property
-    def levels(self) -> np.ndarray:
-        """Level of each label: 1 for labels without parents, for others one more than that of the highest parent."""
-        levels, current, level = np.zeros(len(self), np.int64), np.diff(self._above.indptr) == 0, 1
-        while current.any():
-            levels[current] = level
-            current = np.asarray(self._below[current].sum(axis=0)).ravel() > 0
-            current &= levels == 0
-            level += 1
-        return levels
-
-
-def _reachable(links: csr_matrix, ids: Iterable[int]) -> np.ndarray:
-    reached = np.zeros(links.shape[0], bool)
-    current = np.unique(np.fromiter(ids, dtype=np.int64))
-    while len(current):
-        reached[current] = True
-        following = np.unique(links[current].indices)
-        current = following[~reached[following]]
-    return np.flatnonzero(reached)

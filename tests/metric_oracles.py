@@ -62,6 +62,26 @@ def propensity_metrics(predictions, truth, counts, num_documents, k, a=0.55, b=1
     return {f"PSP@{k}": psp / best_psp, f"PSnDCG@{k}": psndcg / best_psndcg}
 
 
+def hierarchical_metrics(predictions, truth, parents, k):
+    """hP@k, hR@k and hF1@k: sets of labels with all their ancestors (Kiritchenko et al., 2006)."""
+
+    def with_ancestors(labels):
+        found = set()
+        for label in labels:
+            if label >= 0:
+                found |= {label} | with_ancestors(parents[label] if label < len(parents) else ())
+        return found
+
+    shared = predicted_sizes = true_sizes = 0
+    for predicted, true in zip(predictions, truth, strict=True):
+        one, other = with_ancestors(predicted[:k]), with_ancestors(true)
+        shared += len(one & other)
+        predicted_sizes += len(one)
+        true_sizes += len(other)
+    precision, recall = shared / predicted_sizes, shared / true_sizes
+    return {f"hP@{k}": precision, f"hR@{k}": recall, f"hF1@{k}": 2 * precision * recall / (precision + recall)}
+
+
 def confusion(predictions, truth, k, label):
     """Hits, predictions and true occurrences of one label in the top k."""
     hits = predicted_times = true_times = 0

@@ -13,6 +13,7 @@ from scipy import sparse
 
 from hf_xmc.evaluation import XMCMetrics, format_by_frequency, format_metrics, plot_by_frequency, propensities
 from hf_xmc.evaluation import metrics as metrics_module
+from hf_xmc.hierarchy import Hierarchy
 
 KS = (1, 3, 5, 8)
 
@@ -59,6 +60,47 @@ def test_all_metrics_equal_the_oracles(seed):
     metrics = XMCMetrics(counts=counts, num_documents=num_documents, ks=KS)
     metrics.update(np.array(predictions), to_csr(truth, width))
     assert metrics.compute() == pytest.approx(expected(predictions, truth, counts, num_documents, width), abs=1e-9)
+
+
+def random_parents(known, seed=0):
+    """Parents with higher ids: no cycles. Some labels have several, some none."""
+    rng = np.random.default_rng(seed)
+    return [sorted({int(i) for i in rng.integers(label + 1, known, rng.integers(0, 3))}) if label < known - 1 else []
+            for label in range(known)]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("with_counts", [True, False])
+def test_hierarchical_metrics_equal_the_oracle(seed, with_counts):
+    predictions, truth, counts, num_documents, width = random_case(seed)
+    parents = random_parents(len(counts), seed)
+    frequencies = {"counts": counts, "num_documents": num_documents} if with_counts else {}
+    metrics = [XMCMetrics(ks=KS, hierarchy=Hierarchy(parents), **frequencies) for _ in range(2)]
+    for part, rows in zip(metrics, (slice(0, 25), slice(25, None)), strict=True):
+        part.update(np.array(predictions[rows]), to_csr(truth[rows], width))
+    metrics[0].merge(metrics[1])
+    wanted = {}
+    for k in KS:
+        wanted.update(oracles.hierarchical_metrics(predictions, truth, parents, k))
+    results = metrics[0].compute()
+    assert {name: results[name] for name in wanted} == pytest.approx(wanted, abs=1e-12)
+    plain = XMCMetrics(ks=KS, **frequencies)
+    plain.update(np.array(predictions), to_csr(truth, width))
+    assert {name: results[name] for name in results if name not in wanted} == pytest.approx(plain.compute())
+    with pytest.raises(ValueError, match="hierarchy"):
+        metrics[0].merge(plain)
+    if with_counts:
+        with pytest.raises(ValueError, match="`hierarchy` is of 3 labels"):
+            XMCMetrics(hierarchy=Hierarchy([[], [], []]), **frequencies)
+
+
+def test_a_parent_counts_in_part():
+    # 2 is below 1, which is below 0; 3 is apart.
+    metrics = XMCMetrics(ks=[1], hierarchy=Hierarchy([[], [0], [1], []]))
+    metrics.update(np.array([[1], [3]]), to_csr([[2], [2]], 4))
+    # Predicted are {0, 1} and {3}, true {0, 1, 2} twice.
+    assert metrics.compute()["hP@1"] == 2 / 3 and metrics.compute()["hR@1"] == 2 / 6
+    assert metrics.compute()["hF1@1"] == 4 / 9
 
 
 def test_settings_reach_the_metrics():

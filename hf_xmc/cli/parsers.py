@@ -226,6 +226,8 @@ def _add_predict(parser: Parser) -> None:
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
     for name, text in _RESTRICTIONS.items():
         parser.add_argument(name, nargs="+", metavar="LABEL", help=text)
+    parser.add_argument("--level", type=int, help="replace labels below this level of the hierarchy by its labels")
+    parser.add_argument("--with-parents", action="store_true", help="add all labels above the predicted ones")
     _add_model_options(parser)
     parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")

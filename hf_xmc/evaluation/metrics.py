@@ -18,6 +18,9 @@ Let `n` be the number of true labels of a document, `hit_j` 1 if the label at ra
 | `micro-F1@k`      | F1 of the pooled decisions: the top k are predicted, everything else is not                     |
 | `macro-F1@k`      | mean of the F1 of each label with at least one true or predicted (top k) occurrence             |
 | `tail-coverage@k` | share of the tail labels with a true occurrence that are a hit in the top k of some document    |
+| `hP@k`            | (sum of labels that `A(top k)` and `A(true)` share) / (sum of the sizes of `A(top k)`)          |
+| `hR@k`            | (sum of labels that `A(top k)` and `A(true)` share) / (sum of the sizes of `A(true)`)           |
+| `hF1@k`           | harmonic mean of `hP@k` and `hR@k` (Kiritchenko et al., 2006)                                   |
 
 Conventions:
 
@@ -26,6 +29,9 @@ Conventions:
 - A label unseen in training has a training count of 0. It is a true label like any other: it counts in `n`, in the
   best possible ranking (with the largest `w_l`), in both F1 and among the tail labels, so not predicting it is a miss.
 - An empty rank (-1) is a miss for `P@k`, but not a prediction for both F1.
+- The last three need a hierarchy. `A` adds all ancestors to a set of labels, sums are over all documents. A wrong
+  label that shares ancestors with a true one, or is its parent or child, counts in part. A label outside the hierarchy
+  has no ancestors.
 - A metric without a denominator (e.g., no tail label in the truth) is left out of the result. Without training counts,
   so are the metrics that need them.
 """
@@ -37,6 +43,10 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+
+from ..hierarchy import Hierarchy
+from .hierarchical import count_with_ancestors
+from .metric_checks import check_counts, check_increasing, check_indices, check_rows, check_truth
 
 # Documents per step of an update, which bounds the temporary arrays.
 _BATCH = 16_384
@@ -59,7 +69,7 @@ def propensities(
         a (`float`, *optional*, defaults to 0.55): Exponent of the propensity model.
         b (`float`, *optional*, defaults to 1.5): Offset of the propensity model.
     """
-    counts = _check_counts(counts, num_documents)
+    counts = check_counts(counts, num_documents)
     if not (a > 0 and b > 0):
         raise ValueError(
             f"The propensity model needs a > 0 and b > 0, got a={a} and b={b}. The usual values: 0.55 and 1.5."
@@ -84,6 +94,8 @@ class XMCMetrics:
             A label with at most this many training documents is a tail label.
         bucket_limits (`Iterable[int]`, *optional*, defaults to `(0, 5, 20, 100)`):
             Largest training count of each bucket of [`~XMCMetrics.by_frequency`]; one more bucket takes all above.
+        hierarchy ([`Hierarchy`], *optional*):
+            The parents of the labels, `labels.hierarchy`. Hierarchical metrics need it.
 
     Example:
     ```python
@@ -104,15 +116,17 @@ class XMCMetrics:
         b: float = 1.5,
         tail_max_count: int = 5,
         bucket_limits: Iterable[int] = (0, 5, 20, 100),
+        hierarchy: Hierarchy | None = None,
     ) -> None:
         if (counts is None) != (num_documents is None):
             missing = "counts" if counts is None else "num_documents"
             raise ValueError(f"`{missing}` is missing. Pass both `counts` and `num_documents`, or neither.")
-        self.ks = _check_increasing("ks", ks, smallest=1)
+        self.ks = check_increasing("ks", ks, smallest=1)
         self.a, self.b = a, b
         self.tail_max_count = tail_max_count
-        self.bucket_limits = _check_increasing("bucket_limits", bucket_limits, smallest=0)
+        self.bucket_limits = check_increasing("bucket_limits", bucket_limits, smallest=0)
         self.num_documents = num_documents
+        self.hierarchy = hierarchy
         self.counts: np.ndarray | None = None
         k = self.ks[-1]
         # Index of the smallest k that includes a rank; all larger ones do, too.
@@ -123,7 +137,7 @@ class XMCMetrics:
         }
         num_labels = 0
         if counts is not None and num_documents is not None:
-            self.counts = _check_counts(counts, num_documents)
+            self.counts = check_counts(counts, num_documents)
             num_labels = len(self.counts)
             # Labels of equal training count have equal propensity: their gains share one cell. Class 0 is count 0.
             self._class_counts, classes = np.unique(np.append(self.counts, 0), return_inverse=True)
@@ -133,6 +147,11 @@ class XMCMetrics:
             for name in ("gain", "ideal_gain", "discounted_gain", "ideal_discounted_gain"):
                 self._tables[name] = np.zeros((len(self.ks), len(self._class_counts)), np.int64)
         self._tables["true"] = np.zeros(num_labels, np.int64)
+        if hierarchy is not None:
+            if self.counts is not None and len(hierarchy) != len(self.counts):
+                raise ValueError(f"`hierarchy` is of {len(hierarchy)} labels, but `counts` of {len(self.counts)}.")
+            for name in ("true_above", "predicted_above", "shared_above"):
+                self._tables[name] = np.zeros(len(self.ks), np.int64)
         # Per label, by the smallest k that includes the rank.
         self._tables["correct"] = np.zeros((len(self.ks), num_labels), np.int64)
         self._tables["predicted"] = np.zeros((len(self.ks), num_labels), np.int64)
@@ -154,8 +173,8 @@ class XMCMetrics:
                 True labels: a positive value in row `i` and column `l` if document `i` has label `l`. Columns beyond
                 `len(counts)` are labels unseen in training; a column is the same label in all batches.
         """
-        indices = _check_indices(indices, self.ks[-1])
-        truth = _check_truth(truth)
+        indices = check_indices(indices, self.ks[-1])
+        truth = check_truth(truth)
         if indices.shape[0] != truth.shape[0]:
             raise ValueError(
                 f"`indices` has {indices.shape[0]} rows but `truth` has {truth.shape[0]}. Both need one row per "
@@ -170,7 +189,7 @@ class XMCMetrics:
                     "with the labels the model was trained with."
                 )
         for start, rows in _batches(indices):
-            _check_rows(rows, start, num_labels)
+            check_rows(rows, start, num_labels)
         self._grow_labels(truth.shape[1])
         for start, rows in _batches(indices):
             self._count_batch(rows[:, : self.ks[-1]], truth.indptr[start : start + len(rows) + 1], truth.indices)
@@ -187,6 +206,8 @@ class XMCMetrics:
         for name in ("ks", "a", "b", "tail_max_count", "bucket_limits", "num_documents", "counts"):
             if not np.array_equal(getattr(self, name), getattr(other, name)):
                 raise ValueError(f"The metrics differ in `{name}`. Make all of them with the same arguments.")
+        if getattr(self.hierarchy, "parents", None) != getattr(other.hierarchy, "parents", None):
+            raise ValueError("The metrics differ in `hierarchy`. Make all of them with the same arguments.")
         self._grow_labels(len(other._tables["true"]))
         self._grow_documents(len(other._tables["documents"]))
         for name, theirs in other._tables.items():
@@ -200,6 +221,8 @@ class XMCMetrics:
         if self.counts is not None:
             results.update(self._propensity_metrics())
         results.update(self._label_metrics())
+        if self.hierarchy is not None:
+            results.update(self._hierarchical_metrics())
         return {name: float(value) for name, value in results.items() if value is not None}
 
     def by_frequency(self) -> list[dict[str, Any]]:
@@ -278,6 +301,10 @@ class XMCMetrics:
         _add(self._tables["true"], labels)
         _add(self._tables["predicted"], self._first_k[filled_places], filled_labels)
         _add(self._tables["correct"], self._first_k[hit_places], hit_labels)
+        if self.hierarchy is not None:
+            counts = count_with_ancestors(self.hierarchy, self.ks, indices, rows, labels)
+            for name, values in zip(("true_above", "predicted_above", "shared_above"), counts, strict=True):
+                self._tables[name] += values
         if self.counts is None:
             return
         self._add_gains("", self._classes[hit_labels], positives[hit_rows], hit_places)
@@ -344,6 +371,12 @@ class XMCMetrics:
                 results[f"tail-coverage@{k}"] = _ratio(int((correct[i, tail] > 0).sum()), int(tail.sum()))
         return results
 
+    def _hierarchical_metrics(self) -> dict[str, float | None]:
+        """Metrics of sets of labels and their ancestors."""
+        true, predicted, shared = (self._tables[f"{name}_above"] for name in ("true", "predicted", "shared"))
+        sums = {"hP": predicted, "hR": true, "hF1": (predicted + true) / 2}
+        return {f"{name}@{k}": _ratio(int(shared[i]), sums[name][i]) for name in sums for i, k in enumerate(self.ks)}
+
     def _label_counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Per label: true occurrences, and for each k the hits and the predictions."""
         tables = self._tables
@@ -392,105 +425,3 @@ def _relative_discounts(k: int) -> np.ndarray:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-# ---- Checks of the input ----
-
-
-def _check_indices(indices: Any, k: int) -> np.ndarray:
-    """Predictions as an integer matrix with at least `k` columns."""
-    indices = np.asarray(indices)
-    if indices.dtype.kind not in "iu":
-        if indices.dtype.kind == "f" and np.isnan(indices).any():
-            raise ValueError("`indices` contains NaN. Mark an empty rank with -1 and pass integers.")
-        raise TypeError(
-            f"`indices` must contain integers, got {indices.dtype}. Pass the predicted label ids, not their scores; "
-            "pad short rows with -1."
-        )
-    if indices.ndim != 2:
-        raise ValueError(f"`indices` must have the shape (documents, k), got {indices.shape}.")
-    if indices.shape[1] < k:
-        raise ValueError(
-            f"`indices` has {indices.shape[1]} columns, too few for k = {k}. Predict at least the top {k} (-1 for "
-            "missing labels), or pass smaller `ks`."
-        )
-    return indices
-
-
-def _check_counts(counts: Any, num_documents: int) -> np.ndarray:
-    """Training counts as int64."""
-    counts = np.asarray(counts)
-    if counts.ndim != 1:
-        raise ValueError(f"`counts` must be one number per label, shape (num_labels,), got the shape {counts.shape}.")
-    if counts.dtype.kind not in "iuf" and counts.size:
-        raise TypeError(f"`counts` must contain numbers, got {counts.dtype}.")
-    if num_documents < 1:
-        raise ValueError(
-            f"`num_documents` must be at least 1, got {num_documents}. Pass the number of training documents."
-        )
-    # Written so that NaN is caught too.
-    bad = ~((counts >= 0) & (counts <= num_documents) & (counts == np.floor(counts)))
-    if bad.any():
-        label = int(np.argmax(bad))
-        raise ValueError(
-            f"`counts` must be whole numbers from 0 to `num_documents` = {num_documents}, but label {label} has "
-            f"{counts[label]}. Pass the number of training documents of each label."
-        )
-    return counts.astype(np.int64)
-
-
-def _check_truth(truth: Any) -> sparse.csr_matrix | sparse.csr_array:
-    """The truth with sorted, unique columns in each row; the caller's matrix is left alone."""
-    if not sparse.issparse(truth):
-        raise TypeError(
-            f"`truth` must be a scipy sparse matrix, got {type(truth).__name__}. Wrap a dense 0/1 array in "
-            "`scipy.sparse.csr_matrix`."
-        )
-    matrix: Any = truth  # the common base of the stubs lacks `tocsr` and `data`
-    truth = matrix.tocsr()
-    values = truth.data
-    bad = values < 0 if values.dtype.kind in "iub" else ~(np.isfinite(values) & (values >= 0))
-    if bad.any():
-        row = int(np.searchsorted(truth.indptr, np.argmax(bad), side="right")) - 1
-        raise ValueError(
-            f"`truth` has the value {values[np.argmax(bad)]} in row {row}. Use 1 for a true label and nothing "
-            "elsewhere."
-        )
-    if truth.nnz and not (truth.indices.min() >= 0 and truth.indices.max() < truth.shape[1]):
-        raise ValueError(
-            f"`truth` has column indices outside 0 to {truth.shape[1] - 1}. The matrix is damaged: build it again."
-        )
-    if not truth.has_canonical_format or not values.all():
-        truth = type(truth)((values > 0, truth.indices, truth.indptr), shape=truth.shape, copy=True)
-        truth.eliminate_zeros()
-        truth.sum_duplicates()
-    return truth
-
-
-def _check_rows(rows: np.ndarray, start: int, num_labels: int) -> None:
-    """Raises for ids out of range and for a label predicted twice for a document."""
-    bad = ((rows < 0) & (rows != -1)) | (rows >= num_labels)
-    if bad.any():
-        row, place = np.argwhere(bad)[0]
-        raise ValueError(
-            f"`indices` has the label id {rows[row, place]} in row {start + row}, but there are {num_labels} labels. "
-            f"Ids go from 0 to {num_labels - 1}, and -1 marks an empty rank."
-        )
-    ordered = np.sort(rows, axis=1)
-    repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    if repeated.any():
-        row, place = np.argwhere(repeated)[0]
-        raise ValueError(
-            f"`indices` has the label id {ordered[row, place]} more than once in row {start + row}. A "
-            "document's predictions must be different labels."
-        )
-
-
-def _check_increasing(name: str, numbers: Iterable[int], smallest: int) -> tuple[int, ...]:
-    """The numbers sorted, checked to be whole, different and not below `smallest`."""
-    numbers = list(numbers)
-    if not numbers or any(int(number) != number or number < smallest for number in numbers):
-        raise ValueError(f"`{name}` must be one or more whole numbers of at least {smallest}, got {numbers}.")
-    if len(set(numbers)) != len(numbers):
-        raise ValueError(f"`{name}` must be different numbers, got {numbers}.")
-    return tuple(sorted(int(number) for number in numbers))

@@ -171,8 +171,8 @@ def _write_plots(summary: ModelSummary) -> dict[str, str]:
 
 LIBRARY = "hf_xmc"
 # Metrics that a card reports.
-_KINDS, _KS = ("P", "nDCG", "PSP"), (1, 3, 5)
-_METRIC_NAMES = {"P": "precision", "nDCG": "nDCG", "PSP": "propensity-scored precision"}
+_KINDS, _KS = ("P", "nDCG", "PSP", "hF1"), (1, 3, 5)
+_METRIC_NAMES = {"P": "precision", "nDCG": "nDCG", "PSP": "propensity-scored precision", "hF1": "hierarchical F1"}
 # Options that the table of a card leaves out.
 _HIDDEN_OPTIONS = ("encoder_name", "embedding_cache", "num_threads", "eval_ks")
 

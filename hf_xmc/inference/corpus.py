@@ -42,6 +42,8 @@ class PredictionArguments:
         labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
         exclude (`Sequence[str]`, *optional*): Labels not to choose.
         under (`Sequence[str]`, *optional*): Labels of the hierarchy; only these and labels below them are chosen.
+        level (`int`, *optional*): Level of the hierarchy, 1 for the top, to which labels below it are rolled up.
+        with_parents (`bool`, *optional*, defaults to `False`): Whether to add the ancestors of the labels.
         text_column (`str`, *optional*, defaults to `"text"`): Column of the texts.
         keep_columns (`Sequence[str]`, *optional*):
             Columns of the input to write beside the predictions, such as an id.
@@ -56,13 +58,15 @@ class PredictionArguments:
     labels: Sequence[str] | None = None
     exclude: Sequence[str] | None = None
     under: Sequence[str] | None = None
+    level: int | None = None
+    with_parents: bool = False
     text_column: str = "text"
     keep_columns: Sequence[str] = ()
     batch_size: int = BATCH_SIZE
     part_size: int = 16_384
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "batch_size", "part_size"):
+        for name in ("top_k", "level", "batch_size", "part_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, not {value}.")
@@ -131,6 +135,7 @@ def predict_corpus(
     # These raise before anything is written.
     count_threads(runtime.num_threads)
     model.restrict(arguments.labels, arguments.exclude, arguments.under)
+    model.check_hierarchy(arguments.level, arguments.with_parents)
     processes = ProcessGroup.current()
     if runtime.num_threads is None and processes.per_node > 1:
         runtime = replace(runtime, num_threads=max(1, available_cores() // processes.per_node))
@@ -208,7 +213,8 @@ def predict_documents(
     restriction = model.restrict(arguments.labels, arguments.exclude, arguments.under)
     search = arguments.top_k, arguments.beam_size, num_threads, arguments.predict_with
     with torch.no_grad():
-        output = model(features, *search, restriction=restriction)
+        hierarchy: dict[str, Any] = {"level": arguments.level, "with_parents": arguments.with_parents}
+        output = model.find_labels(features, *search, restriction=restriction, **hierarchy)
     named_labels = model.name_labels(output)
     assert model.labels is not None
     names = model.labels.other_names

@@ -173,8 +173,10 @@ def evaluate_model(
             f"The dataset has none of the model's {len(labels)} labels: its labels are like {examples}, the model's "
             f"like {labels.names[:3]}. Check the label column and that both use the same names."
         )
-    frequencies = {"counts": labels.counts, "num_documents": labels.num_documents} if labels.num_documents else {}
-    metrics = XMCMetrics(**frequencies, **({} if ks is None else {"ks": ks}))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"hierarchy": labels.hierarchy, **({} if ks is None else {"ks": ks})}
+    if labels.num_documents:
+        options.update(counts=labels.counts, num_documents=labels.num_documents)
+    metrics = XMCMetrics(**options)
     start = 0
     for _, indices in predict_batches(model, dataset, metrics.ks[-1], beam_size, predict_with, batch_size, runtime):
         missing = metrics.ks[-1] - indices.shape[1]  # a model with few labels predicts no more than it has

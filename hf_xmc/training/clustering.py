@@ -36,6 +36,8 @@ def build_tree(label_features: Features, arguments: TreeArguments, runtime: Runt
         raise ValueError("There are no labels to build a tree from: the training data has no label at all.")
     if arguments.clustering == "frequency":
         raise ValueError("`clustering='frequency'` needs label counts: call `frequency_tree`.")
+    if arguments.clustering == "hierarchy":
+        raise ValueError("`clustering='hierarchy'` needs parents: call `LabelTree.from_hierarchy`.")
     if arguments.clustering == "flat" or arguments.max_depth == 1 or num_labels <= arguments.max_leaf_size:
         return LabelTree.flat(num_labels)
     rows = _Rows(label_features, runtime)

@@ -22,7 +22,7 @@ from .shortlist import NEGATIVES
 
 T = TypeVar("T")
 
-CLUSTERINGS = ("balanced", "kmeans", "flat", "frequency")
+CLUSTERINGS = ("balanced", "kmeans", "flat", "frequency", "hierarchy")
 LEVEL_OBJECTIVES = ("heads", "label_texts")
 HEAD_NEGATIVES = ("tfn", "man", "both", "all", "dynamic")
 MATCHERS = ("ranker", "heads")
@@ -197,7 +197,8 @@ class TreeArguments(Part):
         "balanced",
         "How labels are clustered. `balanced`: recursive balanced spherical k-means (Parabel, XR-Linear); `kmeans`: "
         "plain k-means with clusters of any size (Bonsai); `flat`: no hierarchy, one-vs-rest (DiSMEC); `frequency`: "
-        "frequent labels first, rare ones in tail clusters (APLC-XLNet).",
+        "frequent labels first, rare ones in tail clusters (APLC-XLNet); `hierarchy`: no clustering, the parents that "
+        "the vocabulary of the labels (`label_texts`) has.",
         choices=CLUSTERINGS,
     )
     branching: int = option(16, "Children of an inner node. Sixteen fill the SIMD lanes of the kernels.", least=2)

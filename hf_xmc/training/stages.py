@@ -133,6 +133,9 @@ def _build_tree(context: RunContext, features: Features, arguments: TreeArgument
     model, targets, runtime = context.model, context.targets, context.runtime
     if arguments.clustering == "flat":
         return LabelTree.flat(targets.shape[1])
+    if arguments.clustering == "hierarchy":
+        assert model.labels is not None
+        return LabelTree.from_hierarchy(model.labels.checked_hierarchy())
     if arguments.clustering == "frequency":
         counts = np.bincount(targets.indices, minlength=targets.shape[1])
         return frequency_tree(counts, arguments.shares, arguments.shares_of)

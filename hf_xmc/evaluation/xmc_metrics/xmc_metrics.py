@@ -11,10 +11,12 @@ import numpy as np
 from scipy import sparse
 
 from hf_xmc.evaluation.metrics import XMCMetrics
+from hf_xmc.hierarchy import Hierarchy
 
 _DESCRIPTION = """
 P@k, nDCG@k, R@k, RP@k, micro-F1@k and macro-F1@k of ranked label ids; with the training counts of the labels also the
-propensity-scored PSP@k and PSnDCG@k and the coverage of tail labels. Needs the package hf-xmc.
+propensity-scored PSP@k and PSnDCG@k and the coverage of tail labels; with their parents hierarchical precision, recall
+and F1. Needs the package hf-xmc.
 """
 
 _KWARGS_DESCRIPTION = """
@@ -35,6 +37,8 @@ Args:
         Offset of the propensity model.
     tail_max_count (`int`, *optional*, defaults to 5):
         A label with at most this many training documents is a tail label.
+    parents (`list[list[int]]`, *optional*):
+        Ids of the parents of each label, for the hierarchical hP@k, hR@k and hF1@k.
 
 Returns:
     `dict[str, float]`: fractions between 0 and 1, `{"P@1": 0.83, ...}`.
@@ -69,6 +73,7 @@ class XMCMetricsModule(evaluate.Metric):
         a: float = 0.55,
         b: float = 1.5,
         tail_max_count: int = 5,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, float]:
         metrics = XMCMetrics(
             counts=None if counts is None else np.asarray(counts),
@@ -77,6 +82,7 @@ class XMCMetricsModule(evaluate.Metric):
             a=a,
             b=b,
             tail_max_count=tail_max_count,
+            hierarchy=None if parents is None else Hierarchy(parents),
         )
         lengths, ids = _flatten(predictions)
         indices = np.full((len(lengths), lengths.max(initial=0)), -1, np.int64)
