@@ -307,17 +307,20 @@ class Labels:
         """
         Returns what is known about each label in words: name, synonyms and description.
 
-        A label without any is its own text; a URI, or a code without letters, has an empty string.
+        A label without a name is its own name if it is words, or if nothing else is known; a URI, or a code without
+        letters, has an empty string.
         """
         count = len(self)
         texts, descriptions = self.texts or [""] * count, self.descriptions or [""] * count
-        joined = (
-            "; ".join(filter(None, (text.strip(), *synonyms, description)))
-            for text, synonyms, description in zip(texts, self.synonyms or [[]] * count, descriptions, strict=True)
-        )
-        # Names such as `vendor:product_name` consist of words, too.
-        own = ("" if _URI.match(name) else re.sub(r"[\W_]+", " ", name) for name in self.names)
-        chosen = [text or name for text, name in zip(joined, own, strict=True)]
+        rows = zip(self.names, texts, self.synonyms or [[]] * count, descriptions, strict=True)
+        chosen = []
+        for label, name, synonyms, description in rows:
+            # Labels such as `vendor:product_name` consist of words, too.
+            own = "" if _URI.match(label) else re.sub(r"[\W_]+", " ", label)
+            known = [name.strip(), *synonyms, description]
+            if not name.strip() and not any(map(str.isdigit, own)):
+                known[0] = own
+            chosen.append("; ".join(filter(None, known)) or own)
         return [text if has_words(text) else "" for text in chosen]
 
     def encode(self, dataset: Dataset, *, column: str = "labels", keep_unseen: bool = False) -> csr_matrix:

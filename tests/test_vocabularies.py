@@ -222,6 +222,12 @@ def test_labels_that_would_be_the_same():
     assert vocabulary.for_labels(["unknown"]) is vocabulary and vocabulary.for_labels([]) is vocabulary
 
 
+def test_own_words_of_labels_without_a_name():
+    labels = Labels(["web_shop", "c12", "c13", "42", "http://a/b"])
+    labels.describe({"web_shop": {"synonyms": ["store"]}, "c12": {"synonyms": ["lake"]}, "42": {"description": "x"}})
+    assert labels.readable_texts() == ["web shop; store", "lake", "c13", "x", ""]
+
+
 # ---- Training ----
 
 
@@ -230,10 +236,10 @@ def test_training_with_a_file(tmp_path, documents, capsys):
     path = write(tmp_path / "topics.csv", "\n".join(["label,text,parents", *lines, "all,everything,", "unused,-,"]))
     trainer = train_linear(tmp_path / "model", documents.select(range(200)), label_texts=str(path))
     assert trainer.model.labels.name_of("label 07") == "topic07"
-    assert "label texts             of 60 labels" in capsys.readouterr().out
+    assert "label texts             60 of 60 labels" in capsys.readouterr().out
     assert TrainingRecord.load(tmp_path / "model").label_texts == ["ranker", "label vectors"]
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "| label texts | of 60 labels; used in ranker, label vectors |" in card
+    assert "| label texts | 60 of 60 labels; used in ranker, label vectors |" in card
 
 
 def test_label_texts_switched_off(tmp_path, documents, capsys):

@@ -121,7 +121,7 @@ def describe_label_texts(labels: Labels, uses: Iterable[str]) -> str | None:
     }
     listed = "".join(f", {count:,} with {name}" for name, count in counts.items() if count)
     texts = sum(map(bool, labels.readable_texts()))
-    return f"of {texts:,} labels{listed}; used in {', '.join(parts)}"
+    return f"{texts:,} of {len(labels):,} labels{listed}; used in {', '.join(parts)}"
 
 
 def result_files(folder: str | os.PathLike) -> Iterator[tuple[Path, dict[str, Any]]]:
