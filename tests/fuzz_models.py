@@ -186,10 +186,28 @@ def read_data(path: Path) -> int:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def use_data(path: Path, expected: Any) -> Outcome:
+def read_vocabulary(path: Path) -> dict[str, Any]:
+    """Reads a label vocabulary."""
+    import datasets
+
+    from hf_xmc import load_vocabulary
+
+    datasets.config.HF_DATASETS_CACHE = Path(tempfile.mkdtemp(dir=path.parent.parent))
+    try:
+        return dict(load_vocabulary(path))
+    finally:
+        shutil.rmtree(datasets.config.HF_DATASETS_CACHE, ignore_errors=True)
+
+
+def use_vocabulary(path: Path, expected: Any) -> Outcome:
+    """Reads a label vocabulary."""
+    return use_data(path, expected, read_vocabulary)
+
+
+def use_data(path: Path, expected: Any, read: Callable[[Path], Any] = read_data) -> Outcome:
     """Reads a dataset."""
     try:
-        rows = read_data(path)
+        rows = read(path)
     except (OSError, ValueError, TypeError, ImportError) as error:
         kind = "refused" if _names_a_file(str(error), path) or str(path) in str(error) else "unnamed"
         return Outcome(kind, f"{type(error).__name__}: {error}"[:1500])
@@ -270,6 +288,39 @@ def _make_data(folder: Path) -> None:
     (folder / "pair" / "train_labels.txt").write_text("\n".join(" ".join(map(str, row)) for row in ids) + "\n")
 
 
+def _make_vocabularies(folder: Path) -> None:
+    """Writes a small label vocabulary in each text format that is read."""
+    names = [f"name {i}" for i in range(30)]
+    rows = [
+        {"label": f"l{i}", "text": name, "synonyms": [f"{name} a", "b"], "parents": [f"l{i // 3}"] if i else []}
+        for i, name in enumerate(names)
+    ]
+    prefixes = "@prefix s: <http://www.w3.org/2004/02/skos/core#> .\n@prefix t: <http://t.org/> .\n"
+    turtle = [
+        f't:{row["label"]} a s:Concept ; s:prefLabel "{row["text"]}"@en, "nimi {i}"@fi'
+        + "".join(f" ; s:broader t:{parent}" for parent in row["parents"])
+        for i, row in enumerate(rows)
+    ]
+    xml = [
+        f'<s:Concept r:about="http://t.org/{row["label"]}"><s:prefLabel xml:lang="en">{row["text"]}</s:prefLabel>'
+        + "".join(f'<s:broader r:resource="http://t.org/{parent}"/>' for parent in row["parents"])
+        + "</s:Concept>"
+        for row in rows
+    ]
+    spaces = 'xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:s="http://www.w3.org/2004/02/skos/core#"'
+    lines = [f"{row['label']},{row['text']},{'; '.join(row['synonyms'])},{'|'.join(row['parents'])}" for row in rows]
+    contents = {
+        "vocabulary-csv": ("labels.csv", "\n".join(["label,text,synonyms,parents", *lines])),
+        "vocabulary-jsonl": ("labels.jsonl", "\n".join(map(json.dumps, rows))),
+        "vocabulary-annif": ("labels.tsv", "\n".join(f"<http://t.org/{row['label']}>\t{row['text']}" for row in rows)),
+        "skos-turtle": ("labels.ttl", prefixes + " .\n".join(turtle) + " .\n"),
+        "skos-xml": ("labels.rdf", f"<r:RDF {spaces}>\n" + "\n".join(xml) + "\n</r:RDF>\n"),
+    }
+    for kind, (name, text) in contents.items():
+        (folder / kind).mkdir(parents=True)
+        (folder / kind / name).write_text(text + "\n", encoding="utf-8")
+
+
 # Files that a mutation may have removed.
 _FILES = {
     "config.json", "member-1", "model.safetensors", "labels.json", "label_tree.safetensors", "ranker.safetensors",
@@ -284,8 +335,9 @@ def subjects(folder: Path) -> dict[str, tuple[Path, Callable[[Path, Any], Outcom
     """Makes models and datasets in a folder, and returns each with the function that uses it."""
     _make_models(folder / "models")
     _make_data(folder / "data")
+    _make_vocabularies(folder / "vocabularies")
     found: dict[str, tuple[Path, Callable[[Path, Any], Outcome]]] = {}
-    for use, kind in ((use_model, "models"), (use_data, "data")):
+    for use, kind in ((use_model, "models"), (use_data, "data"), (use_vocabulary, "vocabularies")):
         found.update({path.name: (path, use) for path in sorted((folder / kind).iterdir())})
     return found
 
@@ -339,7 +391,7 @@ def _warm(path: Path, use: Callable[[Path, Any], Outcome]) -> Any:
     use(path, None)
     if use is use_model:
         return _load(path).predict(TEXTS, top_k=5, num_threads=1)
-    return read_data(path)
+    return read_vocabulary(path) if use is use_vocabulary else read_data(path)
 
 
 def _run_one(

@@ -201,6 +201,29 @@ def edit_vocabulary(path: Path, rng: random.Random) -> str:
     return what
 
 
+def edit_lines(path: Path, rng: random.Random) -> str:
+    """Drops, repeats, joins or exchanges lines of a text file, or words of them."""
+    lines = path.read_bytes().split(b"\n")
+    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    what = rng.choice(("drop", "repeat", "join", "exchange", "words", "long"))
+    if what == "drop":
+        del lines[one]
+    elif what == "repeat":
+        lines.insert(other, lines[one])
+    elif what == "join":
+        lines[one : one + 2] = [b"".join(lines[one : one + 2])]
+    elif what == "exchange":
+        lines[one], lines[other] = lines[other], lines[one]
+    elif what == "words":
+        words, others = lines[one].split(b" "), lines[other].split(b" ")
+        words[rng.randrange(len(words))] = rng.choice(others)
+        lines[one] = b" ".join(words)
+    else:
+        lines[one] = lines[one] * rng.choice((2, 1000))
+    path.write_bytes(b"\n".join(lines))
+    return f"{what} {one} {other}"
+
+
 def link_outside(path: Path, rng: random.Random) -> str:
     """Replaces a file by a link to a copy outside."""
     outside = path.parent.parent / f"outside-{path.name}"
@@ -229,4 +252,6 @@ def mutations_of(path: Path) -> list[Callable[[Path, random.Random], str]]:
         return [*common, *[edit_json] * 8]
     if path.name == "tfidf_vocab.txt":
         return [*common, *[edit_vocabulary] * 4]
+    if path.suffix in (".csv", ".jsonl", ".tsv", ".ttl", ".rdf"):
+        return [*common, *[edit_lines] * 5]
     return common

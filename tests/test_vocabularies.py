@@ -50,7 +50,7 @@ BASE = "http://example.org/y/"
 
 
 def write(path, text):
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
@@ -128,6 +128,7 @@ def test_other_sources(tmp_path):
         ("v.json", "{", r"v\.json"),
         ("v.doc", "x", r"v\.doc.*not supported"),
         ("v.tsv", "<http://a>\twater\nplace\n", r"v\.tsv.*line 2.*'place'"),
+        ("v.json", b'{"x": "\xff"}', r"v\.json"),
         ("v.tsv", "<http://a>\twater\n<http://a>\tplace\n", r"v\.tsv.*line 2.*twice"),
         ("v.ttl", "@prefix : <x> .\n:a :b ", r"v\.ttl.*turtle"),
         ("v.rdf", "<rdf", r"v\.rdf.*xml"),

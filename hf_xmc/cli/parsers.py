@@ -44,6 +44,7 @@ options:
   --text-column NAME       column of the texts
   --label-column NAME      column of the labels
   --label-delimiter TEXT   what separates the labels in it, such as ';'
+  --label-texts FILE       names, synonyms and parents of the labels: a table, JSON or SKOS; false for none
   --holdout SHARE          share of the documents to hold out (0.1); 0 for none
   --final-train false      do not train on the documents held out
   --num-train-epochs N     passes over the data in fine-tuning

@@ -87,7 +87,8 @@ def load_vocabulary(source: VocabularySource, *, language: str | Sequence[str] |
     except (TypeError, ValueError) as error:
         if str(path) in str(error):
             raise
-        raise type(error)(f"`{path}`: {error}") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError  # not that of a decoder
+        raise kind(f"`{path}`: {error}") from error
 
 
 def vocabulary_beside(
