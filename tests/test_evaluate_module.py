@@ -35,6 +35,7 @@ metric.add_batch(predictions=predictions[2:], references=references[2:])
 results["batches"] = metric.compute(**settings)
 array = np.array([[2, 0], [1, 0]])
 results["array"] = metric.compute(predictions=array, references=[[2], [3]], ks=[1, 2])
+results["parents"] = metric.compute(predictions=[[1]], references=[[2]], ks=[1], parents=[[], [0], [1]])
 for name, bad in {{
     "short": dict(predictions=[[0, 1]], references=[[0]]),
     "negative": dict(predictions=[[0]], references=[[-1]], ks=[1]),
@@ -79,6 +80,10 @@ def test_equals_xmc_metrics(results):
 def test_without_counts(results):
     assert (results["array"]["P@1"], results["array"]["P@2"]) == (0.5, 0.25)
     assert "PSP@1" not in results["array"]
+
+
+def test_parents(results):
+    assert (results["parents"]["P@1"], results["parents"]["hP@1"], results["parents"]["hR@1"]) == (0, 1, 2 / 3)
 
 
 def test_errors(results):

@@ -67,6 +67,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 COMBINATIONS = ("scores", "ranks")
 SHELLS = ("bash", "zsh")
 _BATCH_SIZE = 32
+_DTYPE_HELP = f"precision of the encoder ({', '.join(DTYPES)}); as saved by default"
 _MAPPING = 'JSON: {"title": "text", "subjects": "labels"}'
 
 
@@ -204,7 +205,7 @@ card.""",
 _RESTRICTIONS = {
     "--labels": "choose from these labels only; @FILE reads one per line",
     "--exclude": "do not choose these labels; @FILE reads one per line",
-    "--under": "choose from these labels and those below them in the hierarchy; @FILE reads one per line",
+    "--under": "choose from these labels and those below them only; @FILE reads one per line",
 }
 
 
@@ -221,23 +222,25 @@ def _add_predict(parser: Parser) -> None:
     parser.add_argument("--split", help="split of the input, if it has several")
     parser.add_argument("--text-column", help="column of the texts; by default the one that the model was trained on")
     parser.add_argument(
-        "--keep-columns", nargs="+", default=[], metavar="COLUMN", help="columns to write beside the labels, an id say"
+        "--keep-columns", nargs="+", default=[], metavar="COL", help="columns to write beside the labels, an id say"
     )
-    parser.add_argument("--top-k", type=int, help="labels per document; that of the model by default")
+    parser.add_argument("--top-k", type=int, metavar="K", help="labels per document; that of the model by default")
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
     for name, text in _RESTRICTIONS.items():
         parser.add_argument(name, nargs="+", metavar="LABEL", help=text)
-    parser.add_argument("--level", type=int, help="replace labels below this level of the hierarchy by its labels")
+    parser.add_argument(
+        "--level", type=int, metavar="N", help="replace labels below this level of the hierarchy by its labels"
+    )
     parser.add_argument("--with-parents", action="store_true", help="add all labels above the predicted ones")
     _add_model_options(parser)
-    parser.add_argument("--part-size", type=int, default=16_384, help="documents of a part")
+    parser.add_argument("--part-size", type=int, metavar="N", default=16_384, help="documents of a part")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
 
 
 def _add_model_options(parser: Parser) -> None:
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
     parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoder")
-    parser.add_argument("--dtype", choices=DTYPES, help="precision of the encoder; that of the saved model by default")
+    parser.add_argument("--dtype", choices=DTYPES, metavar="DTYPE", help=_DTYPE_HELP)
     parser.add_argument(
         "--predict-with",
         choices=PREDICT_WITH,
