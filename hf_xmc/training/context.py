@@ -34,6 +34,7 @@ class RunContext:
         label_texts (`dict[str, str]`, *optional*): Label texts by label name.
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
         scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
+        labels_seen_only (`bool`, *optional*, defaults to `False`): Whether labels without documents are left out.
     """
 
     model: XMCForTextClassification
@@ -44,6 +45,7 @@ class RunContext:
     label_texts: dict[str, str] | None = None
     validation: Dataset | None = None
     scorer: Scorer | None = None
+    labels_seen_only: bool = False
     features: Features = field(init=False)
     """Sparse features of the documents."""
     targets: csr_matrix = field(init=False)

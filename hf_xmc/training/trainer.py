@@ -91,6 +91,9 @@ class XMCTrainer(LevelTrainer):
             Separator of the labels in a column of strings.
         label_texts (`Mapping[str, str]`, *optional*):
             Label texts by label name.
+        labels_seen_only (`bool`, *optional*, defaults to `False`):
+            Whether to leave out labels of `label_texts` that no training document has. By default they are labels of
+            the model, too, known by their texts.
         kwargs:
             Other arguments of [`~transformers.Trainer`] are errors that say why.
     """
@@ -114,6 +117,7 @@ class XMCTrainer(LevelTrainer):
         column_mapping: Mapping[str, str] | None = None,
         label_delimiter: str | None = None,
         label_texts: Mapping[str, str] | None = None,
+        labels_seen_only: bool = False,
         **kwargs: Any,
     ) -> None:
         refuse_arguments(kwargs)
@@ -128,6 +132,7 @@ class XMCTrainer(LevelTrainer):
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
         self.label_texts = None if label_texts is None else dict(label_texts)
+        self.labels_seen_only = labels_seen_only
         with args.main_process_first(local=False, desc="reading the data"):
             if train_dataset is not None:
                 train_dataset = self._prepare(train_dataset)
@@ -256,7 +261,15 @@ class XMCTrainer(LevelTrainer):
         if isinstance(validation, Mapping):
             validation = next(iter(validation.values()), None)
         context = RunContext(
-            self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation, self.scorer
+            self.model,
+            self.args,
+            dataset,
+            self.runtime,
+            timer,
+            self.label_texts,
+            validation,
+            self.scorer,
+            self.labels_seen_only,
         )
         if self.model.encoder is None:
             output = self._run_without_steps(partial(self._train_linear, context))
