@@ -20,8 +20,9 @@ from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
 from .labels import Labels
 from .loading import HUB_KWARGS, verify_files
-from .modeling_utils import PredictMixin, XMCOutput, model_files
+from .modeling_utils import PredictMixin, model_files
 from .modeling_xmc import XMCForTextClassification
+from .output import XMCOutput
 from .remote_code import SelfContainedModel
 from .restriction import Restriction
 from .scorer import SCORER_FILE, PartScores, Scorer

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from scipy.sparse import csr_matrix
 from torch import nn
-from torch.nn import functional
 from transformers import AutoTokenizer
 from transformers import initialization as init
-from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from .configuration_xmc import XMCConfig
 from .features import Features
@@ -25,6 +23,7 @@ from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
 from .loading import HUB_KWARGS, check_loaded, check_model_files, explained, verify_files
 from .modeling_heads import LevelHead
+from .output import XMCOutput
 from .remote_code import SelfContainedModel
 from .restriction import Restriction
 from .scorer import SCORER_FILE, Scorer
@@ -38,56 +37,6 @@ PREDICT_CHUNK = 4096
 _RANKERS: dict[str, type[LinearRanker] | type[KNNRanker]] = {"linear": LinearRanker, "knn": KNNRanker}
 _SHARDED_FILES = (SAFE_WEIGHTS_NAME, RANKER_FILE, LABEL_VECTORS_FILE, KNN_FILE, KNN_VECTORS_FILE)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
-
-@dataclass
-class XMCOutput(ModelOutput):
-    """
-    Output of a model: the best labels of each document or, in training, the logits of nodes of one level.
-
-    Args:
-        loss (`torch.FloatTensor` of shape `()`):
-            Loss, if targets were given.
-        logits (`torch.FloatTensor` of shape `(batch, nodes)`):
-            Logits of the nodes of a level.
-        scores (`torch.FloatTensor` of shape `(batch, top_k)`):
-            Scores between 0 and 1, best first; 0 where fewer labels were found.
-        indices (`torch.LongTensor` of shape `(batch, top_k)`):
-            Label ids; -1 where fewer labels were found.
-        vectors (`torch.FloatTensor` of shape `(batch, dimensions)`):
-            Document vectors, if label texts were given.
-        label_vectors (`torch.FloatTensor` of shape `(labels, dimensions)`):
-            Vectors of the label texts.
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
-    indices: torch.Tensor | None = None
-    vectors: torch.Tensor | None = None
-    label_vectors: torch.Tensor | None = None
-
-
-def mix_scores(
-    ranker_scores: torch.Tensor, head_scores: torch.Tensor, indices: torch.Tensor, heads_weight: float, top_k: int
-) -> XMCOutput:
-    """
-    Returns the best labels by the weighted mean of two scores.
-
-    Args:
-        ranker_scores (`torch.Tensor` of shape `(batch, labels)`): Scores of the ranker.
-        head_scores (`torch.Tensor` of shape `(batch, labels)`): Scores of the heads.
-        indices (`torch.Tensor` of shape `(batch, labels)`): The labels, padded with -1.
-        heads_weight (`float`): Weight of the heads, 0 to 1.
-        top_k (`int`): Number of labels per document.
-    """
-    mixed = (1 - heads_weight) * ranker_scores + heads_weight * head_scores
-    scores, best = mixed.masked_fill(indices < 0, -1).topk(min(top_k, mixed.shape[1]), dim=1)
-    padding = (0, top_k - scores.shape[1])
-    return XMCOutput(
-        scores=functional.pad(scores.clamp(min=0), padding),
-        indices=functional.pad(indices.gather(1, best), padding, value=-1),
-    )
 
 
 class PredictMixin:

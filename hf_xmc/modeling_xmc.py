@@ -21,7 +21,8 @@ from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
 from .modeling_heads import Head, LevelHeads
 from .modeling_parts import PartsMixin
-from .modeling_utils import PredictMixin, XMCOutput, XMCPreTrainedModel, mix_scores
+from .modeling_utils import PredictMixin, XMCPreTrainedModel
+from .output import XMCOutput, mix_scores
 from .restriction import Restriction
 from .scorer import PARTS, Scorer
 from .text_encoder import (

@@ -18,7 +18,8 @@ from .configuration_xmc import XMCConfig as XMCConfig
 from .configuration_xmc import XMCEnsembleConfig as XMCEnsembleConfig
 from .ensemble_xmc import XMCEnsemble as XMCEnsemble
 from .modeling_utils import named
-from .modeling_xmc import XMCForTextClassification, XMCOutput
+from .modeling_xmc import XMCForTextClassification
+from .output import XMCOutput
 from .remote_code import CLASSES
 from .utils import check_count
 

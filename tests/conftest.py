@@ -195,12 +195,18 @@ def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     return make
 
 
-def train_linear(folder: Path, data: Dataset, label_texts: dict[str, str] | None = None, **options: Any) -> Any:
+def train_linear(
+    folder: Path,
+    data: Dataset,
+    label_texts: dict[str, str] | None = None,
+    labels_seen_only: bool = False,
+    **options: Any,
+) -> Any:
     """Trains a linear model into a folder."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments
 
     args = XMCTrainingArguments(str(folder), disable_tqdm=True, use_cpu=True, **options)
-    trainer = XMCTrainer(args=args, train_dataset=data, label_texts=label_texts)
+    trainer = XMCTrainer(args=args, train_dataset=data, label_texts=label_texts, labels_seen_only=labels_seen_only)
     trainer.train()
     return trainer
 
@@ -209,6 +215,13 @@ def train_linear(folder: Path, data: Dataset, label_texts: dict[str, str] | None
 def model_folder(documents: Dataset, make_once: Any) -> Path:
     """Folder of a model trained on `documents`."""
     return make_once("model", lambda folder: train_linear(folder, documents))
+
+
+@pytest.fixture(scope="session")
+def parts_model_folder(make_once: Any) -> Path:
+    """Folder of a linear model of all parts, with a scorer fitted on a tenth of 2,000 documents."""
+    options = {"similar_documents": True, "method": "xr-linear"}
+    return make_once("parts-model", lambda folder: train_linear(folder, make_documents(2000), **options))
 
 
 @pytest.fixture(scope="session")

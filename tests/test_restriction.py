@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import NUM_LABELS, make_documents, train_linear
+from conftest import NUM_LABELS, make_documents, make_vectors
 
 import hf_xmc
 import hf_xmc.restriction as restriction_module
@@ -22,17 +22,7 @@ def load(folder):
     return kind.from_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def all_parts_folder(make_once):
-    """A linear model of all parts, with a scorer fitted on validation documents."""
-
-    def fill(folder):
-        train_linear(folder, make_documents(600), predict_with="all", similar_documents="tfidf")
-
-    return make_once("all-parts-model", fill)
-
-
-@pytest.fixture(params=["model", "vector_model", "all_parts", "encoder_model", "ensemble"])
+@pytest.fixture(params=["model", "vector_model", "parts_model", "encoder_model", "ensemble"])
 def model(request):
     return load(request.getfixturevalue(f"{request.param}_folder"))
 
@@ -40,8 +30,6 @@ def model(request):
 def features_of(model):
     if isinstance(model, hf_xmc.XMCEnsemble) or model.tfidf is not None or model.encoder is not None:
         return model.featurize(TEXTS)
-    from conftest import make_vectors
-
     from hf_xmc.inference.predict import document_features
 
     return document_features(model, make_vectors(20, seed=3))

@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from small_problems import random_problem
 
 from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
+from hf_xmc.features import Features
 from hf_xmc.remote_code import code_files
 from hf_xmc.scorer import SCORER_FILE, PartScores, Scorer, default_scorer, unite
 from hf_xmc.tfidf import TfidfFeaturizer
@@ -41,16 +42,46 @@ def test_label_vectors_are_those_of_the_oracle(marked):
         sparse_centroid = oracles.centroid(rows, truth, label, words)
         dense_centroid = oracles.centroid(dense, truth, label, range(3))
         text = texts.sparse[label].toarray()[0].astype(float)
+        text_words, dense_text = [text[word] for word in words], texts.dense[label].tolist()
+        # One stands for the other where a label has no documents or no text.
+        sparse_centroid = sparse_centroid if any(sparse_centroid) else text_words
+        dense_centroid = dense_centroid if any(dense_centroid) else dense_text
+        text_words = text_words if any(text_words) else sparse_centroid
+        dense_text = dense_text if any(dense_text) else dense_centroid
         for i, query in enumerate(query_rows):
             own = [query[word] for word in words]
             expected = {
-                "text_tfidf": oracles.cosine(own, [text[word] for word in words]),
+                "text_tfidf": oracles.cosine(own, text_words),
                 "centroid_tfidf": oracles.cosine(own, sparse_centroid),
-                "text_vector": oracles.cosine(queries.dense[i].tolist(), texts.dense[label].tolist()),
+                "text_vector": oracles.cosine(queries.dense[i].tolist(), dense_text),
                 "centroid_vector": oracles.cosine(queries.dense[i].tolist(), dense_centroid),
             }
             for name, value in expected.items():
                 assert found[name][i, label] == pytest.approx(value, abs=2e-3)  # vectors are float16
+
+
+def test_labels_without_documents_or_texts_take_the_other_vector():
+    features, targets = random_problem(documents=40)
+    texts, _ = random_problem(seed=1, documents=targets.shape[1])
+    queries, _ = random_problem(seed=2, documents=6)
+    without_documents, without_text = 3, 5
+    counts = np.ones(targets.shape[1])
+    counts[without_documents] = 0
+    targets = csr_matrix(targets @ csr_matrix(np.diag(counts)))
+    targets.eliminate_zeros()
+    factors = np.ones(targets.shape[1], np.float32)
+    factors[without_text] = 0
+    texts = Features(csr_matrix(np.diag(factors)) @ texts.sparse, texts.dense * factors[:, None])
+    texts.sparse.eliminate_zeros()
+    vectors = make_label_vectors(features, targets, texts)
+    for space in ("tfidf", "vector"):
+        text, centroid = (vectors.scores(f"{kind}_{space}", queries) for kind in ("text", "centroid"))
+        assert text[:, without_documents].any() and centroid[:, without_text].any()
+        for label in (without_documents, without_text):
+            np.testing.assert_array_equal(text[:, label], centroid[:, label])
+        apart = np.abs(text - centroid).max(axis=0) > 1e-3
+        apart[[without_documents, without_text]] = True
+        assert apart.sum() > 0.7 * len(apart)
 
 
 def test_single_words_are_marked():
@@ -221,16 +252,8 @@ def test_wrong_numbers(change, message):
 # ---- In models ----
 
 
-@pytest.fixture(scope="module")
-def model_of_parts(tmp_path_factory):
-    """A linear model of all parts, its folder and trainer; fitted on a tenth of 2,000 documents."""
-    folder = tmp_path_factory.mktemp("parts")
-    train_linear(folder, make_documents(2000), similar_documents=True, method="xr-linear")
-    return folder
-
-
-def test_a_tenth_is_held_out_without_validation(model_of_parts):
-    model = XMCForTextClassification.from_pretrained(model_of_parts)
+def test_a_tenth_is_held_out_without_validation(parts_model_folder):
+    model = XMCForTextClassification.from_pretrained(parts_model_folder)
     assert model.scorer.num_documents == 200
     assert model.config.predict_with == "all"
     assert set(model.scorer.parts) == {"ranker", "text_tfidf", "centroid_tfidf", "knn_tfidf"}
@@ -245,30 +268,29 @@ def test_validation_documents_fit_the_scorer(tmp_path):
     assert trainer.model.scorer.num_documents == 250
 
 
-def test_files_and_single_parts(model_of_parts, tmp_path):
-    model = XMCForTextClassification.from_pretrained(model_of_parts)
+def test_files_and_single_parts(parts_model_folder, tmp_path):
+    model = XMCForTextClassification.from_pretrained(parts_model_folder)
     texts = make_documents(30, seed=2)["text"][:]
     expected = model.predict(texts, top_k=4)
     model.save_pretrained(tmp_path)
     assert XMCForTextClassification.from_pretrained(tmp_path).predict(texts, top_k=4) == expected
     for name in model.available_parts:
         predicted = model.predict(texts, top_k=2, predict_with=name)
-        # The names of these labels are not in the documents.
-        assert len(predicted) == 30 and any(predicted) == (name != "text_tfidf")
+        assert len(predicted) == 30 and any(predicted)
     with pytest.raises(ValueError, match="head"):
         model.predict(texts, predict_with="heads")
     assert {"scorer.py", "label_vectors.py"} <= {path.name for path in code_files()}
 
 
-def test_the_card_says_that_the_model_holds_documents(model_of_parts, tmp_path):
+def test_the_card_says_that_the_model_holds_documents(parts_model_folder, tmp_path):
     warning = "publish the model only if"
-    assert warning in (model_of_parts / "README.md").read_text()
+    assert warning in (parts_model_folder / "README.md").read_text()
     train_linear(tmp_path, make_documents(300), method="xr-linear")
     assert warning not in (tmp_path / "README.md").read_text()
 
 
-def test_scores_are_probabilities(model_of_parts):
-    model = XMCForTextClassification.from_pretrained(model_of_parts)
+def test_scores_are_probabilities(parts_model_folder):
+    model = XMCForTextClassification.from_pretrained(parts_model_folder)
     test = make_documents(400, seed=3)
     predicted = model.predict(test["text"][:], top_k=5)
     shown = [pair for row in predicted for pair in row]
@@ -277,8 +299,8 @@ def test_scores_are_probabilities(model_of_parts):
     assert abs(probabilities.mean() - np.mean(hits)) < 0.05
 
 
-def test_batches_do_not_change_the_result(model_of_parts):
-    model = XMCForTextClassification.from_pretrained(model_of_parts)
+def test_batches_do_not_change_the_result(parts_model_folder):
+    model = XMCForTextClassification.from_pretrained(parts_model_folder)
     texts = make_documents(40, seed=4)["text"][:]
     one_by_one = [model.predict([text], top_k=3)[0] for text in texts]
     for first, second in zip(model.predict(texts, top_k=3), one_by_one, strict=True):
@@ -298,8 +320,8 @@ def test_the_lean_model_is_the_ranker_alone(tmp_path):
         model.predict([text], predict_with="all")
 
 
-def test_damaged_scorer_file(model_of_parts, tmp_path):
-    model = XMCForTextClassification.from_pretrained(model_of_parts)
+def test_damaged_scorer_file(parts_model_folder, tmp_path):
+    model = XMCForTextClassification.from_pretrained(parts_model_folder)
     model.save_pretrained(tmp_path)
     path = tmp_path / SCORER_FILE
     content = json.loads(path.read_text())

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import encoder_arguments, make_documents, make_vectors
+from conftest import NUM_LABELS, TOPICS, encoder_arguments, make_documents, make_vectors, train_linear
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
 
@@ -170,6 +170,35 @@ def test_the_ranker_learns_from_label_texts(tmp_path, tiny_encoder, method):
         best = trainer.model.predict([f"name{label:02d}" for label in range(60)], top_k=1)
         accuracy[weight] = np.mean([tags[0][0] == f"label {label:02d}" for label, tags in enumerate(best)])
     assert accuracy[1.0] > accuracy[0.0] + 0.3
+
+
+@pytest.mark.parametrize("method", ["xr-linear", "xr-transformer"])
+def test_labels_without_documents_are_found_by_their_texts(tmp_path, tiny_encoder, method):
+    unseen = {f"label {i}" for i in range(50, NUM_LABELS)}
+    data = make_documents(900)
+    seen = data.select([i for i, row in enumerate(data["labels"]) if not unseen & set(row)])
+    if method == "xr-linear":
+        options = {"args": XMCTrainingArguments(str(tmp_path), method=method, disable_tqdm=True)}
+    else:
+        options = {"args": encoder_arguments(tmp_path, method, level_indices=None), "model": tiny_encoder}
+    trainer = XMCTrainer(train_dataset=seen, label_texts=TOPICS, **options)
+    trainer.train()
+    model = XMCForTextClassification.from_pretrained(tmp_path)
+    assert len(model.labels) == NUM_LABELS and set(np.array(model.labels.names)[model.labels.counts == 0]) == unseen
+    words = [f"topic{i} word3" for i in range(50, NUM_LABELS)]
+    # A random encoder is no help.
+    part = "all" if method == "xr-linear" else "text_tfidf"
+    best = [row[0][0] for row in model.predict(words, top_k=1, predict_with=part)]
+    assert sum(label == f"label {i}" for i, label in enumerate(best, start=50)) >= 9
+    found = model.predict(seen["text"][:100], top_k=1)
+    assert sum(row[0][0] in true for row, true in zip(found, seen["labels"][:100], strict=True)) >= 95
+
+
+def test_labels_without_documents_can_be_left_out(tmp_path):
+    data = make_documents(300)
+    seen = data.select([i for i, row in enumerate(data["labels"]) if "label 59" not in row])
+    trainer = train_linear(tmp_path, seen, label_texts=TOPICS, labels_seen_only=True)
+    assert len(trainer.model.labels) == NUM_LABELS - 1 and "label 59" not in trainer.model.labels.names
 
 
 def test_texts_of_labels_that_are_numbers(tmp_path):

@@ -37,6 +37,7 @@ class RunContext:
             What is known about the labels; `False` if no texts are to be used, not even names that are words.
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
         scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
+        labels_seen_only (`bool`, *optional*, defaults to `False`): Whether labels without documents are left out.
     """
 
     model: XMCForTextClassification
@@ -47,6 +48,7 @@ class RunContext:
     label_texts: LabelVocabulary | Literal[False] | None = None
     validation: Dataset | None = None
     scorer: Scorer | None = None
+    labels_seen_only: bool = False
     text_uses: dict[str, None] = field(default_factory=dict)
     """Parts of the training that have used label texts."""
     features: Features = field(init=False)

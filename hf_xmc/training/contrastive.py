@@ -15,8 +15,8 @@ from torch.nn import functional
 from ..evaluation import XMCMetrics
 from ..inference.predict import evaluate_model
 from ..label_vectors import LabelVectors
-from ..modeling_utils import XMCOutput
 from ..modeling_xmc import XMCForTextClassification
+from ..output import XMCOutput
 from ..text_encoder import pad_batch
 from .context import RunContext
 from .levels import Levels

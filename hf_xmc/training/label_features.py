@@ -36,21 +36,44 @@ def describe_labels(
 
     Kinds: `"pifa"`, sum of the label's documents; `"text"`, TF-IDF of the label text; `"both"`, concatenation of the
     two; `"embedding"`, PIFA of the encoder's vectors, the dense part of `features`; `"text-embedding"`, the encoder's
-    vector of the label text.
+    vector of the label text. In PIFA, a label without documents has the vector of its text.
     """
     if kind == "text-embedding":
         return _text_embeddings(model, kind)
     if kind == "embedding":
         assert features.dense is not None
-        return pifa(Features(None, features.dense), targets)
+        return _with_texts(model, pifa(Features(None, features.dense), targets), targets, num_threads)
     parts = []
     if kind != "text":
-        parts.append(pifa(features, targets, MAX_PIFA_FEATURES, num_threads))
+        aggregated = pifa(features, targets, MAX_PIFA_FEATURES, num_threads)
+        parts.append(_with_texts(model, aggregated, targets, num_threads) if kind == "pifa" else aggregated)
     if kind != "pifa":
         texts = check_label_texts(model, "label_features", kind)
         assert model.tfidf is not None
         parts.append(Features(model.tfidf.transform(texts, num_threads=num_threads)))
     return parts[0] if len(parts) == 1 else side_by_side(*parts)
+
+
+def _with_texts(
+    model: XMCForTextClassification, aggregated: Features, targets: csr_matrix, num_threads: int | None
+) -> Features:
+    """Replaces the rows of labels without documents by the features of their texts."""
+    empty = np.flatnonzero(np.bincount(targets.indices, minlength=targets.shape[1]) == 0)
+    known = [] if model.labels is None or model.tfidf is None else model.labels.readable_texts()
+    empty = np.array([i for i in empty if known and known[i]], dtype=np.int64)
+    if not len(empty):
+        return aggregated
+    texts = [known[i] for i in empty]
+    sparse, dense = aggregated.sparse, aggregated.dense
+    if sparse is not None:
+        assert model.tfidf is not None
+        rows = model.tfidf.transform(texts, num_threads=num_threads)
+        place = csr_matrix((np.ones(len(empty), np.float32), (empty, np.arange(len(empty)))), (len(known), len(empty)))
+        sparse = csr_matrix(sparse + place @ rows)
+    if dense is not None:
+        dense = dense.copy()
+        dense[empty] = model.embed(texts)
+    return Features(sparse, dense)
 
 
 def label_documents(texts: Features, weight: float) -> tuple[Features, csr_matrix]:

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from ..evaluation import XMCMetrics
 from ..inference.predict import evaluate_level
 from ..modeling_heads import tail_sizes
-from ..modeling_utils import XMCOutput
 from ..modeling_xmc import XMCForTextClassification
+from ..output import XMCOutput
 from ..text_encoder import padding_id
 from .bootstrap import bootstrap_head, level_data, make_level_data, needs_vectors, start_from_frequency, starting_data
 from .checkpoint import load_level_state, save_level_state

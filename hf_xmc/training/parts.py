@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, diags
 
 from ..features import Features, normalize_rows
 from ..knn_ranker import KNNIndex, KNNRanker, KNNVectors, heaviest_terms
@@ -27,6 +27,9 @@ def make_label_vectors(
     """
     Returns the vectors of labels from their texts and from their documents, METHODS eq. 12.
 
+    A label without documents has the vector of its text in place of its centroid, and a label without a text its
+    centroid in place of that of the text.
+
     Args:
         features ([`Features`]): Documents of unit length; with encoder vectors as dense part.
         targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
@@ -37,13 +40,28 @@ def make_label_vectors(
     if columns is not None:
         features, texts = _of_columns(features, columns), None if texts is None else _of_columns(texts, columns)
     centroids = pifa(features, targets, MAX_CENTROID_TERMS, num_threads)
+    kinds = {"centroid": centroids}
+    if texts is not None:
+        kinds = {"text": _filled(texts, centroids), "centroid": _filled(centroids, texts)}
     sparse, dense = {}, {}
-    for kind, vectors in (("text", texts), ("centroid", centroids)):
-        if vectors is not None and vectors.sparse is not None:
+    for kind, vectors in kinds.items():
+        if vectors.sparse is not None:
             sparse[f"{kind}_tfidf"] = InvertedIndex.from_rows(vectors.sparse)
-        if vectors is not None and vectors.dense is not None:
+        if vectors.dense is not None:
             dense[f"{kind}_vector"] = vectors.dense.astype(np.float16)
     return LabelVectors(targets.shape[1], sparse, dense, columns)
+
+
+def _filled(rows: Features, others: Features) -> Features:
+    """Replaces empty rows by those of `others`."""
+    sparse, dense = rows.sparse, rows.dense
+    if sparse is not None and others.sparse is not None:
+        empty = (np.diff(sparse.indptr) == 0).astype(np.float32)
+        if empty.any():
+            sparse = csr_matrix(sparse + diags(empty) @ others.sparse, dtype=np.float32)
+    if dense is not None and others.dense is not None:
+        dense = np.where(dense.any(axis=1, keepdims=True), dense, others.dense)
+    return Features(sparse, dense)
 
 
 def word_columns(tfidf: TfidfFeaturizer | None) -> np.ndarray | None:

@@ -48,9 +48,12 @@ def encode_labels(context: RunContext) -> None:
     model, dataset = context.model, context.dataset
     with context.stage("labels") as metrics:
         if model.labels is None:
-            model.labels = Labels.from_dataset(dataset, texts=context.label_texts or None)
+            vocabulary, with_unseen = context.label_texts or None, not context.labels_seen_only
+            model.labels = Labels.from_dataset(dataset, texts=vocabulary, unseen=with_unseen)
         context.targets = model.labels.encode(dataset)
         metrics.update(documents=len(dataset), labels=len(model.labels))
+        if unseen := int((model.labels.counts == 0).sum()):
+            metrics.update(without_documents=unseen)
 
 
 def make_features(context: RunContext) -> None:
@@ -79,9 +82,20 @@ def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
     tfidf = context.model.tfidf
     if tfidf is None:
         tfidf = context.args.make_tfidf(detect_language(texts) if context.args.tfidf_stemmer == "auto" else None)
-        tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime.progress), num_threads=runtime.num_threads)
+        # Otherwise, words that only the text of a label has would not be terms.
+        more = _unseen_label_texts(context)
+        tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime.progress, more), num_threads=runtime.num_threads)
     counted = CountedTexts(texts, "tf-idf: transform", runtime.progress)
     return tfidf, tfidf.transform(counted, num_threads=runtime.num_threads)
+
+
+def _unseen_label_texts(context: RunContext) -> list[str]:
+    """Texts of labels without documents."""
+    labels = context.model.labels
+    if labels is None or labels.counts.all():
+        return []
+    texts = zip(labels.readable_texts(), labels.counts, strict=True)
+    return [text for text, count in texts if text and not count]
 
 
 def _save_tfidf(result: tuple[TfidfFeaturizer, csr_matrix], folder: str) -> None:
@@ -168,7 +182,7 @@ def train_predictors(context: RunContext) -> None:
         model.scorer = context.scorer
     elif context.validation is not None:
         _train_parts(context, features, context.targets, tree, _match(context))
-        _fit_scorer(context, _validation_candidates(context), _validation_truth(context))
+        _fit_scorer(context, _validation_candidates(context), _validation_truth(context), context.targets)
     else:
         held_out = context.held_out()
         if len(held_out):
@@ -179,7 +193,7 @@ def train_predictors(context: RunContext) -> None:
             _train_parts(context, features[rest], context.targets[rest], tree, None if beam is None else beam[rest])
             context.runtime = runtime
             candidates = score_candidates(model, features[held_out], model.available_parts, runtime.num_threads)
-            _fit_scorer(context, [candidates], context.targets[held_out])
+            _fit_scorer(context, [candidates], context.targets[held_out], context.targets[rest])
         else:
             model.scorer = None
         _train_parts(context, features, context.targets, tree, _match(context))
@@ -245,11 +259,14 @@ def _validation_truth(context: RunContext) -> csr_matrix:
     return context.model.labels.encode(context.validation)
 
 
-def _fit_scorer(context: RunContext, candidates: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix) -> None:
+def _fit_scorer(
+    context: RunContext, candidates: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix, trained_on: csr_matrix
+) -> None:
+    """Fits the scorer; `trained_on` has the labels of the documents that trained the parts."""
     model = context.model
-    assert model.labels is not None
+    log_counts = np.log1p(np.bincount(trained_on.indices, minlength=trained_on.shape[1])).astype(np.float32)
     with context.stage("last scorer") as metrics:
-        model.scorer = fit_scorer(model.available_parts, candidates, truth, model.labels.log_counts)
+        model.scorer = fit_scorer(model.available_parts, candidates, truth, log_counts)
         metrics.update(documents=truth.shape[0])
 
 
@@ -294,19 +311,25 @@ class CountedTexts(Sequence):
         texts (`Sequence[str]`): A list or the column of a dataset.
         stage (`str`): Name of the stage.
         progress (`Callable`, *optional*): Called with (stage, done, total).
+        more (`Sequence[str]`, *optional*): Texts that follow.
     """
 
-    def __init__(self, texts: Sequence[str], stage: str, progress: Progress | None) -> None:
-        self._texts, self._stage, self._progress = texts, stage, progress
+    def __init__(self, texts: Sequence[str], stage: str, progress: Progress | None, more: Sequence[str] = ()) -> None:
+        self._texts, self._stage, self._progress, self._more = texts, stage, progress, more
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._texts) + len(self._more)
 
     def __getitem__(self, rows: Any) -> Any:
+        count = len(self._texts)
+        if not isinstance(rows, slice):
+            return self._texts[rows] if rows < count else self._more[rows - count]
+        first, last, _ = rows.indices(len(self))
         if self._progress is not None:
-            last = rows.indices(len(self))[1] if isinstance(rows, slice) else rows + 1
             self._progress(self._stage, last, len(self))
-        return self._texts[rows]
+        if last <= count:
+            return self._texts[rows]
+        return [*self._texts[first:count], *self._more[max(first - count, 0) : last - count]]
 
 
 LINEAR_STAGES: tuple[Stage, ...] = (encode_labels, make_features, make_tree, train_predictors)

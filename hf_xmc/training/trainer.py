@@ -94,6 +94,9 @@ class XMCTrainer(LevelTrainer):
         label_texts (`str`, `os.PathLike`, `Mapping` or `False`, *optional*):
             Names and descriptions of the labels: a [`LabelVocabulary`], a dictionary, or what [`load_vocabulary`]
             loads. `False` does without texts, even where the labels are words themselves.
+        labels_seen_only (`bool`, *optional*, defaults to `False`):
+            Whether to leave out labels of `label_texts` that no training document has. By default they are labels of
+            the model, too, known by their texts.
         kwargs:
             Other arguments of [`~transformers.Trainer`] are errors that say why.
     """
@@ -117,6 +120,7 @@ class XMCTrainer(LevelTrainer):
         column_mapping: Mapping[str, str] | None = None,
         label_delimiter: str | None = None,
         label_texts: VocabularySource | bool | None = None,
+        labels_seen_only: bool = False,
         **kwargs: Any,
     ) -> None:
         refuse_arguments(kwargs)
@@ -131,6 +135,7 @@ class XMCTrainer(LevelTrainer):
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
         check_label_text_options(args, label_texts)
+        self.labels_seen_only = labels_seen_only
         with args.main_process_first(local=False, desc="reading the data"):
             self.label_texts = vocabulary_beside(None, label_texts)
             if train_dataset is not None:
@@ -259,9 +264,8 @@ class XMCTrainer(LevelTrainer):
         validation = self.eval_dataset
         if isinstance(validation, Mapping):
             validation = next(iter(validation.values()), None)
-        context = RunContext(
-            self.model, self.args, dataset, self.runtime, timer, self.label_texts, validation, self.scorer
-        )
+        needed = self.model, self.args, dataset, self.runtime, timer
+        context = RunContext(*needed, self.label_texts, validation, self.scorer, self.labels_seen_only)
         if self.model.encoder is None:
             output = self._run_without_steps(partial(self._train_linear, context))
         else:
