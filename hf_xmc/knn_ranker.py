@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 
 from .checks import CheckedFile
 from .features import Features
-from .kernels_similarity import count_votes, largest_of_rows, vote
+from .kernels_similarity import count_votes, vote
 from .label_tree import LabelTree
 from .linear_ranker import RANKER_FILE, Beam
 from .restriction import Restriction
@@ -71,17 +70,13 @@ class KNNRanker:
             Number of documents that vote.
         power (`float`, *optional*, defaults to `4.0`):
             Exponent of the similarities; higher values give less similar documents less weight.
-        query_terms (`int`, *optional*, defaults to 0):
-            Number of terms of a document that are compared, those with the largest weights; 0 compares all.
     """
 
     num_dense = 0
 
-    def __init__(
-        self, tree: LabelTree, index: KNNIndex, *, count: int = 30, power: float = 4.0, query_terms: int = 0
-    ) -> None:
+    def __init__(self, tree: LabelTree, index: KNNIndex, *, count: int = 30, power: float = 4.0) -> None:
         self.tree, self.index = tree, index
-        self.count, self.power, self.query_terms = count, power, query_terms
+        self.count, self.power = count, power
 
     def __repr__(self) -> str:
         return f"KNNRanker({self.tree}, {len(self.index.label_begin) - 1} documents, {self.num_sparse} terms)"
@@ -120,7 +115,7 @@ class KNNRanker:
                 f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
                 f"ranker was trained on {self.num_sparse} and 0. Pass the result of `model.featurize`."
             )
-        sparse, count, index = heaviest_terms(features.sparse, self.query_terms), len(features), self.index
+        sparse, count, index = features.sparse, len(features), self.index
         voters = min(self.count, len(index.label_begin) - 1)
         scores = np.empty((count, top_k), dtype=np.float32)
         labels = np.empty((count, top_k), dtype=np.int64)
@@ -148,8 +143,7 @@ class KNNRanker:
         filename: str = RANKER_FILE,
     ) -> None:
         """Writes `ranker.safetensors` or `filename`, or its shards; the tree has a separate file."""
-        settings = {"count": self.count, "power": self.power, "query_terms": self.query_terms}
-        metadata = {name: str(value) for name, value in settings.items()} | {"tree": self.tree.digest()}
+        metadata = {"count": str(self.count), "power": str(self.power), "tree": self.tree.digest()}
         save_sharded(save_directory, filename, vars(self.index), _KIND, metadata, max_shard_size)
 
     @classmethod
@@ -167,7 +161,6 @@ class KNNRanker:
         settings: dict[str, Any] = {
             "count": file.number("count", 1, _MAX_DOCUMENTS),
             "power": file.number("power", 0.0, 1000.0),
-            "query_terms": file.number("query_terms", 0, _MAX_DOCUMENTS, 0),
         }
         file.check_tree(tree)
         file.check_names([field.name for field in fields(KNNIndex)])
@@ -257,12 +250,3 @@ class KNNVectors:
         return cls(
             file.weights("vectors", np.float16, len(label_begin) - 1, None), label_begin, labels, num_labels=num_labels
         )
-
-
-def heaviest_terms(rows: csr_matrix, count: int) -> csr_matrix:
-    """Returns the `count` largest entries of each row; all with 0."""
-    if not count:
-        return rows
-    kept = largest_of_rows(rows.indptr, rows.data, count)
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
-    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)

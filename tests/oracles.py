@@ -128,8 +128,15 @@ def loss_value(loss, target, logit):
     return wrong + math.log1p(math.exp(-wrong)) if wrong > 0 else math.log1p(math.exp(wrong))
 
 
-def node_objective(weights, documents, targets, chosen, loss_weights, loss, prior=0.0, regularisation=0.5):
-    """The part of equation (9) that concerns one node: targets, chosen and loss weights are its columns."""
+def node_objective(
+    weights, documents, targets, chosen, loss_weights, loss, prior=0.0, regularisation=0.5, centre=None
+):
+    """
+    The part of equation (9) that concerns one node: targets, chosen and loss weights are its columns.
+
+    With a `centre`, weights are drawn to it, and not to 0: equation (11') of METHODS.
+    """
+    centre = [0.0] * len(weights) if centre is None else centre
     total = 0.0
     for document, target, is_chosen, loss_weight in zip(documents, targets, chosen, loss_weights, strict=True):
         if is_chosen:
@@ -137,16 +144,45 @@ def node_objective(weights, documents, targets, chosen, loss_weights, loss, prio
             for weight, value in zip(weights, document, strict=True):
                 logit += weight * value
             total += loss_weight * loss_value(loss, target, logit)
-    return total + regularisation * sum(weight * weight for weight in weights)
+    return total + regularisation * sum((weight - to) ** 2 for weight, to in zip(weights, centre, strict=True))
 
 
-def level_objective(weights, documents, targets, chosen, loss_weights, loss, prior=0.0, regularisation=0.5):
+def level_objective(
+    weights, documents, targets, chosen, loss_weights, loss, prior=0.0, regularisation=0.5, centres=None
+):
     """Equation (9): one row of `weights` per node, `targets`, `chosen` and `loss_weights` (documents, nodes)."""
     total = 0.0
     for node in range(len(weights)):
         columns = (targets[:, node], chosen[:, node], loss_weights[:, node])
-        total += node_objective(weights[node], documents, *columns, loss, prior, regularisation)
+        centre = None if centres is None else centres[node]
+        total += node_objective(weights[node], documents, *columns, loss, prior, regularisation, centre)
     return total
+
+
+def node_prior(documents, truth, texts, groups):
+    """
+    The direction of W_prior of equation (11') for each of `groups`, which are nested lists of labels.
+
+    That of a label is the normalised sum of the vector of its text and of its centroid, that of a node above the
+    normalised mean of its children.
+    """
+    found = []
+    for group in groups:
+        if isinstance(group, int):
+            centroid = [0.0] * len(documents[0])
+            for document, labels in zip(documents, truth, strict=True):
+                if labels[group]:
+                    centroid = [total + value for total, value in zip(centroid, document, strict=True)]
+            found.append(_unit([c + t for c, t in zip(_unit(centroid), texts[group], strict=True)]))
+        else:
+            children = node_prior(documents, truth, texts, group)
+            found.append(_unit([sum(values) / len(children) for values in zip(*children, strict=True)]))
+    return found
+
+
+def _unit(vector):
+    length = math.sqrt(sum(value * value for value in vector))
+    return [value / length if length > 1e-6 else 0.0 for value in vector]
 
 
 # ---- Label-aware fine-tuning, eq. 15. Vectors of documents and of the texts of the labels 0, 1, ...; `read` are the

@@ -103,9 +103,10 @@ def cost_sensitive_weights(counts, cost, negative_cost):
     return np.where(counts > 0, shares * cost / np.nanmean(shares), negative_cost)
 
 
-def best_objective(rows, targets, chosen, loss_weights, loss, prior):
+def best_objective(rows, targets, chosen, loss_weights, loss, prior, centre=None):
     """Minimum of the objective of one node (XR-Transformer, eq. 9): found with gradients, measured by the oracle."""
     keep = chosen > 0
+    centre = np.zeros(rows.shape[1]) if centre is None else centre
     rows, signs, costs = rows[keep], np.where(targets[keep] > 0, 1.0, -1.0), loss_weights[keep]
 
     def value_and_gradient(weights):
@@ -115,20 +116,29 @@ def best_objective(rows, targets, chosen, loss_weights, loss, prior):
             value, slope = gap**2, -2 * gap
         else:
             value, slope = np.logaddexp(0, -logits), -1 / (1 + np.exp(logits))
-        return (costs * value).sum() + weights @ weights / 2, (costs * slope * signs) @ rows + weights
+        away = weights - centre
+        return (costs * value).sum() + away @ away / 2, (costs * slope * signs) @ rows + away
 
     options = {"gtol": 1e-4}
     found = minimize(value_and_gradient, np.zeros(rows.shape[1]), jac=True, method="BFGS", options=options).x
-    return oracles.node_objective(found, rows, signs > 0, np.ones(len(rows)), costs, loss, prior)
+    return oracles.node_objective(found, rows, signs > 0, np.ones(len(rows)), costs, loss, prior, centre=centre)
 
 
-def assert_optimal(weights, rows, truth, chosen, loss_weights, loss, prior, tolerance=0.001):
+def assert_optimal(weights, rows, truth, chosen, loss_weights, loss, prior, tolerance=0.001, centres=None):
     """Checks that the stored weights of all nodes of a level minimise its objective; the bias includes the prior."""
     learnt = weights.copy()
     learnt[:, -1] -= prior
-    ours = oracles.level_objective(learnt, rows, truth > 0, chosen, loss_weights, loss, prior)
+    ours = oracles.level_objective(learnt, rows, truth > 0, chosen, loss_weights, loss, prior, centres=centres)
     best = sum(
-        best_objective(rows, truth[:, node] > 0, chosen[:, node], loss_weights[:, node], loss, prior)
+        best_objective(
+            rows,
+            truth[:, node] > 0,
+            chosen[:, node],
+            loss_weights[:, node],
+            loss,
+            prior,
+            None if centres is None else centres[node],
+        )
         for node in range(truth.shape[1])
     )
     assert best * (1 - 1e-6) <= ours <= best * (1 + tolerance)

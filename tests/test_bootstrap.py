@@ -21,6 +21,7 @@ from hf_xmc.training.bootstrap import (
     start_from_frequency,
     starting_data,
 )
+from hf_xmc.training.head_prior import NodeVectors
 from hf_xmc.training.options import LevelArguments
 
 DIMENSIONS = 8
@@ -176,6 +177,105 @@ def test_bootstrap_is_the_optimum_of_the_objective(case, place, exact_solver):
     (loss, options), (index, negatives) = case, place
     arguments = LevelArguments(loss=loss, negatives=negatives, beam_size=2, bootstrap_cost=3.0, **options)
     assert_bootstrap_is_optimal(make_model([1, 2, 3], loss), index, arguments, PROBLEM, 1e-3)
+
+
+def texts_of_labels(seed=4):
+    """Vectors of label texts of unit length; the first label has none."""
+    texts = np.random.default_rng(seed).normal(size=(TREE.num_labels, DIMENSIONS)).astype(np.float32)
+    texts /= np.linalg.norm(texts, axis=1, keepdims=True)
+    texts[0] = 0
+    return texts
+
+
+def nested(level, node):
+    """The labels under a node as nested lists."""
+    if level == TREE.depth:
+        return int(TREE.leaf_labels[node])
+    offsets = TREE.child_offsets[level]
+    return [nested(level + 1, child) for child in range(offsets[node], offsets[node + 1])]
+
+
+@pytest.mark.parametrize("has_texts", [True, False])
+def test_vectors_of_nodes_are_those_of_the_oracle(has_texts):
+    """Eq. 11'."""
+    texts = texts_of_labels() if has_texts else None
+    given = np.zeros((TREE.num_labels, DIMENSIONS)) if texts is None else texts
+    for level, size in enumerate(TREE.level_sizes, start=1):
+        found = NodeVectors(TREE, level, PROBLEM.vectors, PROBLEM.labels, texts).rows
+        groups = [nested(level, node) for node in range(size)]
+        expected = oracles.node_prior(PROBLEM.vectors.tolist(), PROBLEM.truth.tolist(), given.tolist(), groups)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_document_is_left_out_of_the_centroid():
+    prior = NodeVectors(TREE, TREE.depth, PROBLEM.vectors, PROBLEM.labels, texts_of_labels())
+    documents, labels = PROBLEM.labels.nonzero()
+    found = prior.without(documents, TREE.leaf_positions[labels])
+    for place in (0, 7, 20):
+        truth = PROBLEM.truth.copy()
+        truth[documents[place], labels[place]] = 0
+        rest = NodeVectors(TREE, TREE.depth, PROBLEM.vectors, csr_matrix(truth), texts_of_labels())
+        expected = rest.rows[TREE.leaf_positions[labels[place]]] @ PROBLEM.vectors[documents[place]]
+        assert found[place] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
+@pytest.mark.parametrize("index, negatives", [(0, "both"), (1, "tfn"), (2, "all")])
+def test_bootstrap_with_a_prior_is_the_optimum(loss, index, negatives, exact_solver):
+    """Eq. 11': the weights are drawn to the scaled vectors of the nodes."""
+    arguments = LevelArguments(loss=loss, negatives=negatives, bootstrap_cost=0.1)
+    model = make_model([1, 2, 3], loss)
+    data = make_level_data(model, PROBLEM.level_targets, index, arguments, PROBLEM.vectors)
+    _, chosen = oracle_shortlist(model, index, negatives, 20)
+    prior = NodeVectors(TREE, index + 1, PROBLEM.vectors, PROBLEM.labels, texts_of_labels())
+    scale, bias = prior.fit_scale(data, loss, 0)
+    assert scale > 0
+    bootstrap_head(model.heads[index], data, PROBLEM.vectors, arguments, prior=prior)
+    true = PROBLEM.true[index]
+    weights = 0.1 * np.where(true > 0, 1.0, data.negative_weight)
+    centres = np.hstack([scale * prior.rows, np.zeros((len(prior.rows), 1))]).astype(np.float64)
+    learnt = weights_of(model.heads[index])
+    arrays = as_rows(PROBLEM.vectors), true, chosen, weights, ORACLE_LOSSES[loss], bias
+    assert_optimal(learnt, *arrays, 1e-3, centres)
+    with pytest.raises(AssertionError):
+        assert_optimal(learnt, *arrays, 1e-3, 0 * centres)
+
+
+@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
+def test_the_scale_of_the_prior_is_the_optimum(loss):
+    prior = NodeVectors(TREE, TREE.depth, PROBLEM.vectors, PROBLEM.labels, texts_of_labels())
+    data = level_data(TREE, PROBLEM.level_targets, [3], 0, None, LevelArguments(loss=loss))
+    true = np.asarray(PROBLEM.true[2]) > 0
+    cosines = PROBLEM.vectors @ prior.rows.T
+    for row, node in zip(*true.nonzero(), strict=True):
+        cosines[row, node] = prior.without(np.array([row]), np.array([node]))[0]
+
+    def objective(scale, bias):
+        return sum(
+            oracles.loss_value(ORACLE_LOSSES[loss], is_true, scale * cosine + bias)
+            for cosine, is_true in zip(cosines.ravel(), true.ravel(), strict=True)
+        )
+
+    scale, bias = prior.fit_scale(data, loss, 0)
+    best = objective(scale, bias)
+    for change in (-0.05, 0.05):
+        assert objective(max(scale + change, 0), bias) >= best - 1e-4
+        assert objective(scale, bias + change) > best
+
+
+def test_prior_behind_a_projection(exact_solver):
+    """With nearly no weight of the loss, the logits are those of the prior."""
+    model = joint_model([1, 3], bottleneck=DIMENSIONS - 1)
+    arguments = LevelArguments(negatives="tfn", bootstrap_cost=1e-6)
+    data = make_level_data(model, PROBLEM.level_targets, 1, arguments, PROBLEM.vectors)
+    prior = NodeVectors(TREE, 3, PROBLEM.vectors, PROBLEM.labels, texts_of_labels())
+    bootstrap_head(model.head(3), data, PROBLEM.vectors, arguments, prior=prior)
+    scale, bias = prior.fit_scale(data, arguments.loss, 0)
+    with torch.no_grad():
+        logits = model.head(3)(torch.from_numpy(PROBLEM.vectors)).numpy()
+    # One of the dimensions, that of the least variance, is lost.
+    expected = scale * PROBLEM.vectors @ prior.rows.T + bias
+    assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.95
 
 
 @pytest.mark.parametrize("loss, options", BOOTSTRAPS, ids=str)

@@ -1,4 +1,4 @@
-"""Shortlist (XR-Transformer, eq. 7 and 8) and bootstrap (eq. 11) of a level before it is fine-tuned."""
+"""Shortlist (XR-Transformer, eq. 7 and 8) and bootstrap (eq. 11, METHODS 11') of a level before it is fine-tuned."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..modeling_heads import AdaptiveHead, BottleneckHead, Head, LevelHead
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
 from ..simd import LANES
+from .head_prior import NodeVectors
 from .level_data import LevelData
 from .options import LevelArguments, RankerArguments, per_level
 from .ranker import train_classifiers
@@ -106,16 +107,21 @@ def starting_data(
     return LevelData(data.level, data.counts, data.offsets, siblings, data.cost_sensitive, data.negative_weight)
 
 
-def _parts(head: Head, data: LevelData) -> Iterator[tuple[LevelHead, LevelData]]:
-    """Yields a head with its data; for an adaptive head every tail with the documents that have a true label in it."""
+def _parts(head: Head, data: LevelData) -> Iterator[tuple[LevelHead, LevelData, slice]]:
+    """
+    Yields a head with its data and nodes.
+
+    For an adaptive head, yields every tail with the documents that have a true label in it.
+    """
     if not isinstance(head, AdaptiveHead):
-        yield head, data
+        yield head, data, slice(None)
         return
     for tail, first, end in head.parts():
         counts = data.counts[:, first:end]
         inside = csr_matrix((np.diff(counts.indptr) > 0)[:, None], dtype=np.float32)
         offsets = np.array([0, end - first])
-        yield tail, LevelData(data.level, counts, offsets, inside, data.cost_sensitive, data.negative_weight)
+        part = LevelData(data.level, counts, offsets, inside, data.cost_sensitive, data.negative_weight)
+        yield tail, part, slice(first, end)
 
 
 @torch.no_grad()
@@ -160,21 +166,34 @@ def bootstrap_head(
     arguments: LevelArguments,
     seed: int = 0,
     runtime: Runtime = Runtime(),
+    prior: NodeVectors | None = None,
 ) -> None:
     """
     Sets a head to the solution of the level's objective for fixed document vectors.
 
+    With a `prior`, the regulariser draws the weights to the vectors of the nodes, and not to 0.
+
     A projection is initialised with the principal components of the vectors, and the rows behind it with the solution
     on these components.
     """
-    for part, part_data in _parts(head, data):
+    line = None if prior is None else prior.fit_scale(data, arguments.loss, seed)
+    for part, part_data, nodes in _parts(head, data):
+        initial = None
+        if prior is not None and line is not None:
+            initial = prior.rows[nodes] * np.float32(line[0])
+        bias_prior = -1.0 if line is None else line[1]
         is_short = isinstance(part, BottleneckHead)
         if not is_short and vectors.shape[1] <= MAX_DIMENSIONS:
-            rows, bias = _solve(part_data, vectors, arguments, seed, runtime)
+            rows, bias = _solve(part_data, vectors, arguments, seed, runtime, initial, bias_prior)
         else:
             count = part.weight.shape[1] if is_short else COMPONENTS
             projection, centre = principal_components(vectors, count, seed)
-            rows, bias = _solve(part_data, vectors @ projection.T - centre, arguments, seed, runtime)
+            if initial is not None:
+                # The rows of the projection have the same length and are orthogonal to each other.
+                initial = initial @ projection.T / (projection[0] @ projection[0])
+                initial = np.hstack([initial, initial @ centre[:, None]])
+            components = vectors @ projection.T - centre
+            rows, bias = _solve(part_data, components, arguments, seed, runtime, initial, bias_prior)
             bias = bias - rows @ centre
             rows = rows if is_short else rows @ projection
         with torch.no_grad():
@@ -206,9 +225,17 @@ def principal_components(vectors: np.ndarray, count: int, seed: int = 0) -> tupl
 
 
 def _solve(
-    data: LevelData, vectors: np.ndarray, arguments: LevelArguments, seed: int, runtime: Runtime
+    data: LevelData,
+    vectors: np.ndarray,
+    arguments: LevelArguments,
+    seed: int,
+    runtime: Runtime,
+    initial: np.ndarray | None,
+    bias_prior: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the weight rows and biases that solve the level's objective for fixed vectors."""
+    if initial is not None and initial.shape[1] == vectors.shape[1]:
+        initial = np.pad(initial, [(0, 0), (0, 1)])
     cost = arguments.bootstrap_cost
     # The solver scales cost-sensitive positives to `cost` on average; negatives are scaled alike.
     scale = data.mean_true if data.cost_sensitive else 1.0
@@ -221,6 +248,7 @@ def _solve(
         max_passes=BOOTSTRAP_PASSES,
         tolerance=BOOTSTRAP_TOLERANCE,
         ranker_seed=seed,
+        bias_prior=bias_prior,
     )
     if data.shortlist is None:
         offsets = np.array([0, data.counts.shape[1]])
@@ -232,7 +260,7 @@ def _solve(
         shortlist = Shortlist(by_node.indptr.astype(np.int64), by_node.indices.astype(np.int64))
     stage = f"bootstrap level {data.level}"
     blocks, dense = train_classifiers(
-        Features(None, vectors), data.counts, offsets, shortlist, settings, stage, runtime
+        Features(None, vectors), data.counts, offsets, shortlist, settings, stage, runtime, initial
     )
     width = vectors.shape[1] + 1
     lanes = dense.reshape(len(blocks), width, LANES).transpose(0, 2, 1)
@@ -245,7 +273,7 @@ def _solve(
 
 def start_from_frequency(head: Head, data: LevelData, loss: str) -> None:
     """Sets the weights of a head, not its projections, to 0 and its biases to the logits of the frequencies."""
-    for part, part_data in _parts(head, data):
+    for part, part_data, _ in _parts(head, data):
         bias = _frequency_bias(part_data, loss)
         with torch.no_grad():
             part.weight.zero_()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
@@ -22,6 +23,7 @@ from ..text_encoder import padding_id
 from .bootstrap import bootstrap_head, level_data, make_level_data, needs_vectors, start_from_frequency, starting_data
 from .checkpoint import load_level_state, save_level_state
 from .context import RunContext
+from .head_prior import NodeVectors
 from .large_encoders import Adapters
 from .level_data import LevelCollator, LevelData, pass_batches
 from .optimizer import WeightAverage
@@ -129,11 +131,20 @@ class Levels:
         start = starting_data(data, tree, self.counts, self.levels, index, arguments.joint)
         if vectors is not None and arguments.bootstrap:
             with context.stage(f"level {level} bootstrap"):
-                bootstrap_head(model.head(level), start, vectors, arguments, context.args.seed, context.runtime)
+                prior = self._prior(level, vectors) if arguments.bootstrap_prior else None
+                seed = context.args.seed
+                bootstrap_head(model.head(level), start, vectors, arguments, seed, context.runtime, prior)
         else:
             start_from_frequency(model.head(level), start, arguments.loss)
         model.config.trained_levels = index + 1
         return data
+
+    def _prior(self, level: int, vectors: np.ndarray) -> NodeVectors:
+        """Returns vectors of the nodes of a level, from their documents and, where there are any, label texts."""
+        context, tree = self.context, self.context.model.label_tree
+        assert tree is not None
+        texts = context.text_features()
+        return NodeVectors(tree, level, vectors, context.targets, None if texts is None else texts.dense)
 
     def complete(self) -> None:
         """Ends fine-tuning: applies averages and adapters, and begins the levels without training steps."""

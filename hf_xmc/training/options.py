@@ -404,6 +404,10 @@ class LevelArguments(Part):
         least=0,
     )
     bootstrap_cost: float = setting(4.0, "C of the linear classifiers that initialise heads.", above=0)
+    bootstrap_prior: bool = setting(
+        False,
+        "Draw the linear classifiers to the vectors of the labels, and not to 0. See METHODS, eq. 11'.",
+    )
     joint: bool = setting(
         False,
         "Train all levels in the same steps by the sum of their losses. The head of a lower level is initialised to "

@@ -6,7 +6,8 @@ import numpy as np
 from scipy.sparse import csr_matrix, diags
 
 from ..features import Features, normalize_rows
-from ..knn_ranker import KNNIndex, KNNRanker, KNNVectors, heaviest_terms
+from ..kernels_similarity import largest_of_rows
+from ..knn_ranker import KNNIndex, KNNRanker, KNNVectors
 from ..label_tree import LabelTree
 from ..label_vectors import InvertedIndex, LabelVectors
 from ..tfidf import TfidfFeaturizer
@@ -93,7 +94,7 @@ def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, ar
         arguments ([`KNNArguments`]): Options.
     """
     assert features.sparse is not None
-    index = InvertedIndex.from_rows(heaviest_terms(features.sparse, arguments.terms))
+    index = InvertedIndex.from_rows(_heaviest_terms(features.sparse, arguments.terms))
     knn_index = KNNIndex(index.term_begin, index.term_rows, index.term_weights, *_label_lists(targets))
     return KNNRanker(tree, knn_index, count=arguments.count, power=arguments.exponent)
 
@@ -105,3 +106,12 @@ def index_vectors(vectors: np.ndarray, targets: csr_matrix) -> KNNVectors:
 
 def _label_lists(targets: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     return targets.indptr.astype(np.int64), targets.indices.astype(np.int32)
+
+
+def _heaviest_terms(rows: csr_matrix, count: int) -> csr_matrix:
+    """Returns the `count` largest entries of each row; all with 0."""
+    if not count:
+        return rows
+    kept = largest_of_rows(rows.indptr, rows.data, count)
+    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
+    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)

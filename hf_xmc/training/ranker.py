@@ -119,6 +119,7 @@ def train_classifiers(
     arguments: RankerArguments,
     stage: str,
     runtime: Runtime = Runtime(),
+    initial: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     Trains the classifiers of one level on dense features.
@@ -131,6 +132,8 @@ def train_classifiers(
         arguments ([`RankerArguments`]): Options.
         stage (`str`): Name of the stage for progress and cache.
         runtime ([`Runtime`], *optional*): Threads, progress and cache.
+        initial (`np.ndarray`, *optional*):
+            Weights that each node is drawn to, float32 `(nodes, dimensions + 1)` with the bias last; 0 by default.
 
     Returns:
         `tuple[np.ndarray, np.ndarray]`: the blocks as (parent, first child, number of children) and their weights with
@@ -141,6 +144,8 @@ def train_classifiers(
     blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
     weights = _GrowingWeights(arguments.weight_dtype)
     problem = _Problem(features, arguments, runtime)
+    if initial is not None:
+        problem.initial = np.ascontiguousarray(initial, dtype=np.float32)
     problem.train_level(targets, shortlist, blocks, weights, stage)
     return blocks, weights.snapshot().dense
 
@@ -166,6 +171,7 @@ class _Problem:
         self.dense = dense_part(features)
         self.indptr, self.indices, self.data = sparse.indptr, sparse.indices, sparse.data
         self.norms = squared_norms(sparse.indptr, sparse.data) + (self.dense**2).sum(axis=1)
+        self.initial = np.empty((0, self.dense.shape[1]), dtype=np.float32)
         self.buffers: SimpleQueue = SimpleQueue()
         size = sparse.shape[1]
         for _ in range(self.num_threads):
@@ -197,7 +203,7 @@ class _Problem:
         def key() -> str:
             return digest(
                 repr(self.arguments), self.indptr, self.indices, self.data, self.dense, targets.indptr,
-                targets.indices, targets.data, shortlist.indptr, shortlist.rows, np.concatenate(tasks),
+                targets.indices, targets.data, shortlist.indptr, shortlist.rows, np.concatenate(tasks), self.initial,
             )  # fmt: skip
 
         for arrays in self.runtime.cache.pieces(stage.replace("/", " of "), len(pieces), train, key):
@@ -227,7 +233,7 @@ class _Problem:
                 self.indptr, self.indices, self.data, self.dense, self.norms, targets.indptr, targets.indices,
                 targets.data, shortlist.indptr, shortlist.rows, blocks, LOSSES[arguments.loss], positive_cost,
                 arguments.negative_cost or arguments.C, arguments.cost_sensitive, np.float32(arguments.bias_prior),
-                arguments.max_passes, arguments.tolerance, arguments.ranker_seed,
+                self.initial, arguments.max_passes, arguments.tolerance, arguments.ranker_seed,
                 np.float32(arguments.prune_threshold), arguments.weight_dtype == "int8", COPIED_NONZEROS, *buffers,
             )  # fmt: skip
         finally:

@@ -1,10 +1,11 @@
 """
 Dual coordinate descent for sixteen sibling classifiers at a time: the compiled inner loops of ranker training.
 
-Each classifier minimises `1/2 |w|^2 + sum_i C_i * loss(y_i * (w . x_i + prior))` over the documents its parent
-shortlists, `loss` being the squared hinge or the logistic loss. The logit starts from a constant `prior` (-1 by
-default): a classifier that has seen nothing already rejects everything, so that only negatives which resemble a
-positive cost any work, where a zero start has to learn the rejection from every single negative.
+Each classifier minimises `1/2 |w - w0|^2 + sum_i C_i * loss(y_i * (w . x_i + prior))` over the documents its parent
+shortlists, `loss` being the squared hinge or the logistic loss; `w0` is 0 except in the bootstrap of heads. The logit
+starts from a constant `prior` (-1 by default): a classifier that has seen nothing already rejects everything, so that
+only negatives which resemble a positive cost any work, where a zero start has to learn the rejection from every single
+negative.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def solve_block(
 
     Document `documents[i]` has its dense part under this number, its sparse part and its norm in row `rows[i]`.
     `diagonal[i, lane]` is `+1/(2C)` for a positive document, `-1/(2C)` for a negative one (`C` and `-C` for the
-    logistic loss). `weights` (features, LANES) and `dense_weights` (dimensions, LANES) come zeroed.
+    logistic loss). `weights` (features, LANES) come zeroed, `dense_weights` (dimensions, LANES) with the
+    weights `w0` that the classifiers are drawn to.
     """
     count = documents.shape[0]
     width = dense.shape[1]
@@ -337,7 +339,7 @@ def _count_nonzeros(indptr, documents):
 @compiled
 def train_blocks(
     indptr, indices, data, dense, norms, target_ptr, targets, relevance, shortlist_ptr, shortlist, blocks, loss,
-    positive_cost, negative_cost, weighted, prior, max_passes, tolerance, seed, threshold, quantized,
+    positive_cost, negative_cost, weighted, prior, initial, max_passes, tolerance, seed, threshold, quantized,
     copied_nonzeros, weights, energy, numbers
 ):  # fmt: skip
     """
@@ -345,6 +347,7 @@ def train_blocks(
 
     A large tree has tens of thousands of blocks with a millisecond of work each: one call takes many of them.
     A node's documents are copied unless they have more than `copied_nonzeros`, see [`gather_documents`].
+    `initial` has the dense weights that each node of the level is drawn to, or no rows for zeros.
     `weights` (features, LANES), `energy` and `numbers` (features) come and leave zeroed. Returns the number of records
     and of bucket table entries of each block, then all records, bucket tables and dense weights.
     """
@@ -370,6 +373,9 @@ def train_blocks(
             diagonal
         )  # fmt: skip
         block_dense = dense_weights[block * width : (block + 1) * width]
+        if initial.shape[0] > 0:
+            for lane in range(num_lanes):
+                block_dense[:, lane] = initial[first + lane]
         if small:
             every = np.arange(documents.shape[0])
             solve_block(
