@@ -143,7 +143,7 @@ class Levels:
         """Returns vectors of the nodes of a level, from their documents and, where there are any, label texts."""
         context, tree = self.context, self.context.model.label_tree
         assert tree is not None
-        texts = context.text_features()
+        texts = context.text_features("bootstrap")
         return NodeVectors(tree, level, vectors, context.targets, None if texts is None else texts.dense)
 
     def complete(self) -> None:
