@@ -29,7 +29,8 @@ from .scorer import SCORER_FILE, PartScores, Scorer
 from .serialization import MAX_SHARD_SIZE, check_link, check_model_type, check_plain_name
 from .utils import check_count
 
-COMBINATIONS = ("scorer", "scores", "ranks")
+AVERAGES = ("scores", "ranks")
+COMBINATIONS = ("scorer", *AVERAGES)
 # Probabilities of 0 and 1 have no finite log-odds.
 _EPS = 1e-6
 

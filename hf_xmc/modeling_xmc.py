@@ -43,9 +43,6 @@ from .utils import check_count
 
 PREDICT_WITH = ("all", "both", *PARTS)
 
-# Scores of labels by heads in memory at a time, if all of a restriction are scored.
-MAX_HEAD_SCORES = 1 << 20
-
 # Documents that `embed` sorts by length together before they are put into batches.
 SORT_CHUNK = 4096
 
@@ -406,50 +403,6 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
         device = self.anchor.device
         return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
 
-    def _predict_with_ranker(
-        self,
-        features: Features,
-        top_k: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        restriction: Restriction | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self._search_ranker("predict", features, top_k, beam_size, num_threads, restriction)
-
-    def _search_ranker(
-        self,
-        kind: str,
-        features: Features,
-        top_k: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        restriction: Restriction | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the result of `ranker.predict` or, for classifiers, `ranker.logits`."""
-        if self.ranker is None:
-            raise ValueError("The model is not trained: it has no ranker. Call `XMCTrainer.train` first.")
-        initial_beam, search = None, self.ranker.predict
-        if isinstance(self.ranker, LinearRanker):
-            search = getattr(self.ranker, kind)
-            if self.ranker.first_level > 1:
-                beam = self.ranker.beam_size if beam_size is None else beam_size
-                beam = 0 if restriction is not None and restriction.is_exhaustive else beam
-                initial_beam = self.match(self._dense_part(features), self.ranker.first_level - 1, beam)
-        return search(
-            self.ranker_features(features),
-            top_k,
-            beam_size=beam_size,
-            num_threads=num_threads,
-            initial_beam=initial_beam,
-            restriction=restriction,
-        )
-
-    def ranker_features(self, features: Features) -> Features:
-        """Returns the features of the ranker: document vectors scaled to `config.embedding_scale`."""
-        if self.encoder is None or features.dense is None or self.config.embedding_scale == 1:
-            return features
-        return Features(features.sparse, features.dense * np.float32(self.config.embedding_scale))
-
     def head(self, level: int) -> Head:
         """Returns the head of a level, counted from 1."""
         return self.heads.of(level)
@@ -485,39 +438,3 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
         scores, nodes = self.search_level(vectors, level, min(top_k, size) if top_k > 0 else size, top_k)
         # The logarithm must be finite: the labels of nodes with probability 0 come last.
         return Beam(level, nodes.cpu().numpy(), scores.clamp(min=1e-9).log().cpu().numpy())
-
-    def _check_label_head(self) -> None:
-        levels, tree = self.config.head_levels or [], self.label_tree
-        if tree is None or tree.depth not in levels or self.config.trained_levels < len(levels):
-            raise ValueError(
-                "The model has no trained head for its labels. Set `predict_with='ranker'`, or train all levels."
-            )
-
-    def _dense_part(self, features: Features) -> torch.Tensor:
-        if features.dense is None:
-            raise ValueError("The heads need document vectors: pass the result of `featurize`.")
-        return torch.from_numpy(features.dense).to(self.device)
-
-    def _predict_with_heads(
-        self, features: Features, top_k: int, beam_size: int | None, restriction: Restriction | None = None
-    ) -> XMCOutput:
-        self._check_label_head()
-        assert self.label_tree is not None
-        vectors = self._dense_part(features)
-        if restriction is not None:
-            return self._best_by_heads(vectors, top_k, restriction.ids)
-        scores, nodes = self.search_level(vectors, self.label_tree.depth, top_k, beam_size)
-        labels = torch.from_numpy(self.label_tree.leaf_labels).to(nodes.device)[nodes.clamp(min=0)]
-        return XMCOutput(scores=scores, indices=labels.masked_fill(nodes < 0, -1))
-
-    def _best_by_heads(self, vectors: torch.Tensor, top_k: int, ids: np.ndarray) -> XMCOutput:
-        """Scores all the given labels and returns the best ones."""
-        assert self.label_tree is not None
-        device = vectors.device
-        nodes, labels = (torch.from_numpy(array).to(device) for array in (self.label_tree.leaf_positions[ids], ids))
-        top_k, found = min(top_k, len(ids)), []
-        for rows in vectors.split(max(1, MAX_HEAD_SCORES // len(ids))):
-            found.append(self.heads.label_probabilities(rows, nodes, self.label_tree).topk(top_k, dim=1))
-        empty = torch.empty((0, top_k), device=device)
-        scores = torch.cat([empty, *(best.values for best in found)])
-        return XMCOutput(scores=scores, indices=labels[torch.cat([empty.long(), *(best.indices for best in found)])])

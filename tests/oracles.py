@@ -445,6 +445,18 @@ def cosine(first, second):
     return product / norms if norms else 0.0
 
 
+def pruned(vector, least=0.05):
+    """The vector scaled to length 1, without its entries below `least`."""
+    norm = math.sqrt(sum(value * value for value in vector))
+    return [value / norm if norm and abs(value) / norm >= least else 0.0 for value in vector]
+
+
+def product(document, vector):
+    """The dot product of a vector and a document scaled to length 1."""
+    norm = math.sqrt(sum(value * value for value in document))
+    return sum(a * b for a, b in zip(document, vector, strict=True)) / norm if norm else 0.0
+
+
 def softmax_votes(query, documents, truth, count, temperature):
     """Share of each label in the votes of the `count` nearest documents, which weigh `exp(cos / temperature)`."""
     nearest = sorted(range(len(documents)), key=lambda j: -cosine(query, documents[j]))[:count]

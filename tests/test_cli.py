@@ -16,7 +16,7 @@ from hf_xmc.cli import parsers
 from hf_xmc.cli.main import main
 from hf_xmc.cli.parsers import COMMANDS
 from hf_xmc.cli.train import ALIASES, make_parser
-from hf_xmc.ensemble_xmc import COMBINATIONS
+from hf_xmc.ensemble_xmc import AVERAGES
 from hf_xmc.inference.writers import FORMATS
 from hf_xmc.modeling_xmc import PREDICT_WITH
 from hf_xmc.training.record import TrainingRecord
@@ -336,7 +336,7 @@ def test_the_help_of_train_names_options_that_exist(capsys):
 
 
 def test_choices_are_those_of_the_modules_that_the_parsers_do_not_import():
-    assert (parsers.FORMATS, parsers.COMBINATIONS) == (tuple(FORMATS), tuple(COMBINATIONS))
+    assert (parsers.FORMATS, parsers.AVERAGES) == (tuple(FORMATS), tuple(AVERAGES))
     assert parsers.PREDICT_WITH == PREDICT_WITH
 
 

@@ -123,8 +123,8 @@ def test_members_that_complete_each_other(model_folder, monkeypatch):
     data = make_documents(200, seed=3)
     for kept, member in enumerate(members):
 
-        def half(*arguments, forward=member.forward, kept=kept):
-            output = forward(*arguments)
+        def half(*arguments, forward=member.forward, kept=kept, **options):
+            output = forward(*arguments, **options)
             output.scores = torch.where(output.indices % 2 == kept, output.scores, 0 * output.scores)
             order = output.scores.argsort(dim=1, descending=True, stable=True)
             output.scores, output.indices = output.scores.gather(1, order), output.indices.gather(1, order)

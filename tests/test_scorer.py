@@ -48,11 +48,12 @@ def test_label_vectors_are_those_of_the_oracle(marked):
         dense_centroid = dense_centroid if any(dense_centroid) else dense_text
         text_words = text_words if any(text_words) else sparse_centroid
         dense_text = dense_text if any(dense_text) else dense_centroid
+        sparse_centroid, text_words = oracles.pruned(sparse_centroid), oracles.pruned(text_words)
         for i, query in enumerate(query_rows):
             own = [query[word] for word in words]
             expected = {
-                "text_tfidf": oracles.cosine(own, text_words),
-                "centroid_tfidf": oracles.cosine(own, sparse_centroid),
+                "text_tfidf": oracles.product(own, text_words),
+                "centroid_tfidf": oracles.product(own, sparse_centroid),
                 "text_vector": oracles.cosine(queries.dense[i].tolist(), dense_text),
                 "centroid_vector": oracles.cosine(queries.dense[i].tolist(), dense_centroid),
             }

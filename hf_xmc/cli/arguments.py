@@ -66,6 +66,9 @@ class DataArguments:
     label_language: str | None = field(
         default=None, metadata={"help": "Language of the names in a SKOS file; by default the only one, or `en`."}
     )
+    labels_seen_only: bool = field(
+        default=False, metadata={"help": "Leave out labels of the vocabulary that no training document has."}
+    )
     train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
         default=None, metadata={"help": "Split for evaluation during training, early stopping and the last scorer."}

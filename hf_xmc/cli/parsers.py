@@ -64,7 +64,7 @@ FORMATS = ("jsonl", "parquet")
 _PARTS = ("text_tfidf", "centroid_tfidf", "knn_tfidf", "text_vector", "centroid_vector", "knn_vector")
 PREDICT_WITH = ("all", "both", "ranker", "heads", *_PARTS)
 DTYPES = ("float32", "bfloat16", "float16")
-COMBINATIONS = ("scores", "ranks")
+AVERAGES = ("scores", "ranks")
 SHELLS = ("bash", "zsh")
 _BATCH_SIZE = 32
 _DTYPE_HELP = f"precision of the encoder ({', '.join(DTYPES)}); as saved by default"
@@ -278,7 +278,7 @@ def _add_evaluate(parser: Parser) -> None:
 def _add_ensemble(parser: Parser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help="folders or Hub ids of the models, two or more")
     parser.add_argument("--output-dir", "--output", "-o", required=True, help="folder of the ensemble")
-    parser.add_argument("--combine", choices=COMBINATIONS, help="what is averaged without --validation: scores, ranks")
+    parser.add_argument("--combine", choices=AVERAGES, help="what is averaged without --validation: scores, ranks")
     parser.add_argument("--weights", type=float, nargs="+", help="weight of each model; equal by default")
     parser.add_argument("--validation", metavar="DATA", help="documents on which a scorer is fitted")
     parser.add_argument("--split", help="split of DATA; `validation` by default, except of a single file")

@@ -126,7 +126,8 @@ def _train_on(data: DataArguments, options: dict[str, Any]) -> None:
     for column, kind in (data.column_mapping or {}).items():
         columns[{"text": "text_column", "labels": "label_column"}.get(kind, kind)] = column
     folder = options.pop("output_dir")
-    chosen: dict[str, Any] = {"holdout": data.holdout, "final_train": data.final_train, "log": data.log}
+    names = ("labels_seen_only", "holdout", "final_train", "log")
+    chosen: dict[str, Any] = {name: getattr(data, name) for name in names}
     with quiet_libraries():
         label_texts = data.load_label_texts()
     _, report = train(data.dataset, folder, label_texts=label_texts, **columns, **chosen, **options)
@@ -159,6 +160,7 @@ def _train_from_recipe(data: DataArguments, args: XMCTrainingArguments) -> None:
         # The eval split must not influence any choice.
         eval_dataset=validation_dataset,
         label_texts=label_texts,
+        labels_seen_only=data.labels_seen_only,
         callbacks=[StageProgressCallback(data.log, bar=False if args.disable_tqdm else None)],
     )
     trainer.recorder.record.dataset, trainer.recorder.record.split = public_name(data.dataset), data.train_split

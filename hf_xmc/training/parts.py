@@ -16,6 +16,9 @@ from .options import KNNArguments
 
 # Largest entries kept of the centroid of a label in the space of TF-IDF.
 MAX_CENTROID_TERMS = 1024
+# Smaller entries of the unit vectors of labels are dropped: they are 2 % of the squared length and half of the time of
+# a prediction.
+LEAST_TERM_WEIGHT = 0.05
 
 
 def make_label_vectors(
@@ -47,10 +50,18 @@ def make_label_vectors(
     sparse, dense = {}, {}
     for kind, vectors in kinds.items():
         if vectors.sparse is not None:
-            sparse[f"{kind}_tfidf"] = InvertedIndex.from_rows(vectors.sparse)
+            sparse[f"{kind}_tfidf"] = InvertedIndex.from_rows(
+                _entries(vectors.sparse, np.abs(vectors.sparse.data) >= LEAST_TERM_WEIGHT)
+            )
         if vectors.dense is not None:
             dense[f"{kind}_vector"] = vectors.dense.astype(np.float16)
     return LabelVectors(targets.shape[1], sparse, dense, columns)
+
+
+def _entries(rows: csr_matrix, kept: np.ndarray) -> csr_matrix:
+    """A sparse matrix with the marked entries only."""
+    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
+    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
 
 
 def _filled(rows: Features, others: Features) -> Features:
@@ -77,10 +88,7 @@ def _of_columns(features: Features, columns: np.ndarray) -> Features:
     """Features with the marked sparse columns only, scaled to unit length."""
     rows = features.sparse
     assert rows is not None
-    kept = columns[rows.indices] > 0
-    ends = np.concatenate([[0], np.cumsum(kept)])[rows.indptr]
-    sparse = csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
-    return Features(normalize_rows(sparse), features.dense)
+    return Features(normalize_rows(_entries(rows, columns[rows.indices] > 0)), features.dense)
 
 
 def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments) -> KNNRanker:
@@ -112,6 +120,4 @@ def _heaviest_terms(rows: csr_matrix, count: int) -> csr_matrix:
     """Returns the `count` largest entries of each row; all with 0."""
     if not count:
         return rows
-    kept = largest_of_rows(rows.indptr, rows.data, count)
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
-    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
+    return _entries(rows, largest_of_rows(rows.indptr, rows.data, count))

@@ -93,6 +93,7 @@ def train(
     sheet: str | None = None,
     label_texts: bool | VocabularySource | None = None,
     label_language: str | Sequence[str] | None = None,
+    labels_seen_only: bool = False,
     holdout: float = 0.1,
     final_train: bool = True,
     log: str = "text",
@@ -130,6 +131,8 @@ def train(
             the data. `False` does without texts, even where the labels are words themselves.
         label_language (`str` or `Sequence[str]`, *optional*):
             Language of the names in a SKOS file, see [`load_vocabulary`].
+        labels_seen_only (`bool`, *optional*, defaults to `False`):
+            Whether to leave out labels of the vocabulary that no document has.
         holdout (`float`, *optional*, defaults to 0.1):
             Share of the documents to hold out, at most 10,000 of them, if the data has no other splits. 0 for none.
         final_train (`bool`, *optional*, defaults to `True`):
@@ -170,7 +173,7 @@ def train(
                 sheet=sheet,
             )
         vocabulary = vocabulary_beside(found.name, label_texts, label_language)
-        run = _Run(found, str(output_dir), options, vocabulary, progress, processes)
+        run = _Run(found, str(output_dir), options, vocabulary, labels_seen_only, progress, processes)
         held_out = run.hold_out(holdout)
         if processes.is_main:
             _show_data(found, held_out, progress)
@@ -185,6 +188,7 @@ class _Run:
     folder: str
     options: dict[str, Any]
     label_texts: LabelVocabulary | Literal[False] | None
+    labels_seen_only: bool
     progress: StageProgressCallback
     processes: ProcessGroup
     seconds: float = 0.0
@@ -252,6 +256,7 @@ class _Run:
             train_dataset=documents,
             eval_dataset=validation,
             label_texts=self.label_texts,
+            labels_seen_only=self.labels_seen_only,
             callbacks=[self.progress],
         )
         trainer.scorer = scorer
