@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from transformers import AutoTokenizer
 from transformers import initialization as init
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from .configuration_xmc import XMCConfig
 from .features import Features
@@ -21,7 +21,7 @@ from .label_tree import TREE_FILE, LabelTree
 from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
 from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
-from .loading import HUB_KWARGS, check_loaded, check_model_files, explained, verify_files
+from .loading import HUB_KWARGS, check_loaded, check_model_files, guarded, verify_files
 from .modeling_heads import LevelHead
 from .output import XMCOutput
 from .remote_code import SelfContainedModel
@@ -307,8 +307,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             check_model_type(pretrained_model_name_or_path, XMCConfig.model_type, **hub_kwargs)
         if kwargs.pop("verify", False):
             verify_files(pretrained_model_name_or_path, **hub_kwargs)
-        check_model_files(pretrained_model_name_or_path, hub_kwargs, kwargs["use_safetensors"])
-        with explained(source):
+        num_weights = check_model_files(pretrained_model_name_or_path, hub_kwargs, kwargs["use_safetensors"])
+        with guarded(source, num_weights):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
@@ -365,8 +365,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             ranker_class = _RANKERS.get(self.config.ranker_type)
             if ranker_class is None:
                 raise ValueError(
-                    f"`ranker_type={self.config.ranker_type!r}` of `{name_or_path}` is not one of "
-                    f"{', '.join(_RANKERS)}. Update hf_xmc."
+                    f"`ranker_type={self.config.ranker_type!r:.80}` in `{CONFIG_NAME}` of `{name_or_path}` is not one "
+                    f"of {', '.join(_RANKERS)}. Update hf_xmc."
                 )
             self.ranker = _load_part(ranker_class, name_or_path, {"tree": tree, **hub_kwargs})
         parts = set(self.config.parts or ())

@@ -19,6 +19,7 @@ from .label_tree import LabelTree
 from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
+from .loading import check_size
 from .modeling_heads import Head, LevelHeads
 from .modeling_parts import PartsMixin
 from .modeling_utils import PredictMixin, XMCPreTrainedModel
@@ -107,6 +108,7 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
         # weight file without any.
         self.anchor = nn.Parameter(torch.ones(()), requires_grad=False)
         self.post_init()
+        check_size(self)
 
     @classmethod
     def from_encoder(

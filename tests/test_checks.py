@@ -154,6 +154,19 @@ def test_encoders_that_do_not_fit_their_weights(encoder_folder, fields):
         XMCForTextClassification.from_pretrained(encoder_folder)
 
 
+@pytest.mark.parametrize(
+    ("field", "tensor"),
+    [("max_position_embeddings", "position_embeddings"), ("intermediate_size", "dense"), ("vocab_size", "word_embed")],
+)
+def test_encoders_that_are_larger_than_their_weights(encoder_folder, field, tensor):
+    path = encoder_folder / "config.json"
+    encoder = json.loads(path.read_text())["encoder_config"]
+    edit_json(path, encoder_config={**encoder, field: 10**6})
+    # Said before the memory is allocated, unlike the error of transformers about shapes.
+    with pytest.raises(ValueError, match=f"config.json.*{tensor}.*32000000 numbers"):
+        XMCForTextClassification.from_pretrained(encoder_folder)
+
+
 def test_weights_that_are_missing_or_damaged(encoder_folder):
     from safetensors.numpy import save_file
 
