@@ -149,6 +149,10 @@ class Watch:
             if libc.inotify_add_watch(self._descriptor, os.fsencode(path), self.EVENTS) < 0:
                 raise OSError(ctypes.get_errno(), f"{path} cannot be watched")
 
+    def close(self) -> None:
+        """Stops watching."""
+        os.close(self._descriptor)
+
     def touched(self) -> list[str]:
         """Names of the files that were touched since the last call."""
         found = []
@@ -302,6 +306,7 @@ class Fuzzer:
             run_forked(lambda path=path: Outcome(str(os.open(path, os.O_RDONLY))))
             if watch.touched() != [path.name]:
                 raise AssertionError("the watch does not see files that are opened")
+        watch.close()
 
     def run(self, name: str, rng: random.Random | None) -> tuple[Outcome, str]:
         """Damages a copy of a subject (without `rng`: does not) and uses it."""
@@ -312,7 +317,7 @@ class Fuzzer:
         watch = Watch(self.outer, name)
         outcome = run_forked(lambda: use(folder, self.expected[name]))
         touched = watch.touched()
-        os.close(watch._descriptor)
+        watch.close()
         shutil.rmtree(folder)
         for left in self.outer.glob("outside-*"):
             left.unlink()
@@ -376,7 +381,9 @@ def merge(parts: list[dict[str, Any]], seed: int) -> dict[str, Any]:
 def fuzz(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Makes the subjects, and runs the mutations in several processes; returns the merged results."""
     here = Path(__file__).parent
-    subprocess.run([sys.executable, str(here / "fuzz_subjects.py"), str(root)], check=True, stdout=subprocess.DEVNULL)
+    search = os.pathsep.join(filter(None, [str(here.parent), os.environ.get("PYTHONPATH")]))
+    make = [sys.executable, str(here / "fuzz_subjects.py"), str(root)]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": search})
     arguments = ["--number", str(args.number), "--seed", str(args.seed), "--kinds", *(args.kinds or [])]
     command = [sys.executable, "-m", "tests.fuzz_models", *arguments, "--folder", str(root)]
     command += ["--processes", str(args.processes)]

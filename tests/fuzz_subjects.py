@@ -7,16 +7,10 @@ It is a program of its own, so that the process that is forked for each mutation
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import numpy as np
 from conftest import NUM_LABELS, THREE_LEVELS, encoder_arguments, make_documents, save_tiny_encoder, train_linear
