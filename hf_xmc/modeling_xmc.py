@@ -390,7 +390,10 @@ class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
         beam_size = self.config.beam_size if beam_size is None else beam_size
         predict_with = self.config.predict_with if predict_with is None else predict_with
         if predict_with not in PREDICT_WITH:
-            raise ValueError(f"`predict_with={predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
+            raise ValueError(
+                f"`predict_with={predict_with!r:.80}` is not one of {', '.join(PREDICT_WITH)}. Its default is in "
+                "`config.json`."
+            )
         if predict_with == "heads":
             return self._predict_with_heads(features, top_k, beam_size, restriction)
         if predict_with == "both":
