@@ -103,6 +103,8 @@ class PredictMixin:
         """
         if isinstance(documents, (str, bytes)):
             raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
+        if isinstance(documents, Mapping) or not hasattr(documents, "__len__"):
+            raise TypeError(f"`documents` must be a list of texts, not {type(documents).__name__}.")
         check_count("batch_size", batch_size)
         restriction = self.restrict(labels, exclude, under)
         self.check_hierarchy(level, with_parents)
@@ -174,6 +176,8 @@ class PredictMixin:
 
     def check_hierarchy(self, level: int | None, with_parents: bool = False) -> Hierarchy | None:
         """Returns the hierarchy that predictions need; raises if there is none, or no such level."""
+        if not isinstance(with_parents, bool):
+            raise TypeError(f"`with_parents` must be True or False, not {with_parents!r:.80}.")
         if level is None and not with_parents:
             return None
         if self.labels is None:
