@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -206,11 +207,12 @@ class PredictMixin:
             raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
         names = self.labels.names
         assert output.scores is not None and output.indices is not None
-        if output.scores.isnan().any():
+        scores = output.scores.tolist()
+        if any(math.isnan(sum(row)) for row in scores):
             raise ValueError(
                 "The model gives scores that are not numbers: its weights are damaged. Check it with `hf-xmc verify`."
             )
-        rows = zip(output.indices.tolist(), output.scores.tolist(), strict=True)
+        rows = zip(output.indices.tolist(), scores, strict=True)
         return [[(names[i], score) for i, score in zip(*row, strict=True) if i >= 0] for row in rows]
 
 
