@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import numpy as np
@@ -35,9 +36,54 @@ DOCUMENTS_PER_TASK = 8192
 # Pieces of a level that are shared among processes and cached: the largest useful number of processes.
 MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
+_ROWS_BEGIN = {"records": "row_begin", "buckets": "bucket_begin"}
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
 COPIED_NONZEROS = 1 << 20
+
+
+@dataclass(frozen=True)
+class KeptRanker:
+    """
+    A trained ranker, some labels of which are to be trained again.
+
+    Labels share their weights in blocks of siblings: all labels of a block are trained again, or none.
+
+    Args:
+        ranker ([`LinearRanker`]): The ranker.
+        changed (`np.ndarray`): Whether each label is to be trained again.
+    """
+
+    ranker: LinearRanker
+    changed: np.ndarray
+
+    def changed_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        """Returns the positions of the blocks of the last level with a label to train, see [`_level_blocks`]."""
+        before = np.concatenate([[0], np.cumsum(self.changed[self.ranker.tree.leaf_labels])])
+        return np.flatnonzero(before[blocks[:, 1] + blocks[:, 2]] > before[blocks[:, 1]])
+
+    def with_blocks(self, numbers: np.ndarray, trained: RankerWeights) -> RankerWeights:
+        """Returns the weights with other blocks `numbers`; those that stay are the same to the bit."""
+        kept, width = self.ranker.weights, self.ranker.num_dense + 1
+        is_new = np.zeros(len(kept.row_begin) - 1, dtype=np.bool_)
+        is_new[numbers] = True
+        # Place of each block in its source, and runs of consecutive blocks of one source.
+        place = np.where(is_new, np.cumsum(is_new) - 1, np.arange(len(is_new)))
+        ends = np.append(np.flatnonzero(is_new[1:] != is_new[:-1]) + 1, len(is_new))
+        runs = [
+            (trained if is_new[end - 1] else kept, place[begin], place[end - 1] + 1)
+            for begin, end in zip([0, *ends[:-1]], ends)
+        ]
+        arrays = {"dense": np.concatenate([source.dense[width * a : width * b] for source, a, b in runs])}
+        for name, begin_name in _ROWS_BEGIN.items():
+            parts, sizes = [], []
+            for source, a, b in runs:
+                begin = getattr(source, begin_name)
+                parts.append(getattr(source, name)[begin[a] : begin[b]])
+                sizes.append(np.diff(begin[a : b + 1]))
+            arrays[name] = np.concatenate(parts)
+            arrays[begin_name] = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
+        return RankerWeights(**arrays)
 
 
 def train_ranker(
@@ -47,6 +93,7 @@ def train_ranker(
     arguments: RankerArguments,
     runtime: Runtime = Runtime(),
     initial_beam: Beam | None = None,
+    kept: KeptRanker | None = None,
 ) -> LinearRanker:
     """
     Trains one linear classifier per node of the tree, or of its levels below `initial_beam`.
@@ -58,6 +105,8 @@ def train_ranker(
         arguments (`RankerArguments`): Options.
         runtime ([`Runtime`], *optional*): Threads, progress and cache. The result does not depend on it.
         initial_beam ([`Beam`], *optional*): Nodes that another matcher predicts for the training documents.
+        kept ([`KeptRanker`], *optional*):
+            A ranker with this tree, of which only the blocks with changed labels are trained. Inner nodes are kept.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
@@ -67,9 +116,9 @@ def train_ranker(
     level_targets = tree.targets(targets)
     child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
-    ranker = None
+    ranker = None if kept is None else kept.ranker
     first_level = 1 if initial_beam is None else initial_beam.level + 1
-    for level in range(first_level, tree.depth + 1):
+    for level in range(first_level if kept is None else tree.depth, tree.depth + 1):
         above = len(tree.child_offsets[level - 1]) - 1
         negatives = arguments.negatives if level == tree.depth else "tfn"
         shortlist = level_shortlist(
@@ -85,15 +134,17 @@ def train_ranker(
         )
         first_parent = first_node(tree, level - 1)
         blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
+        changed = np.arange(len(blocks)) if kept is None else kept.changed_blocks(blocks)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
         # The last level is the largest: only the main process holds its weights, the others map the saved file.
         holds = runtime.cache.processes.is_main or level < tree.depth
-        problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage)
+        problem.train_level(level_targets[level - 1], shortlist, blocks[changed], weights if holds else None, stage)
         if holds and (level == tree.depth or arguments.negatives != "tfn"):
+            snapshot = weights.snapshot()
             ranker = LinearRanker(
                 tree,
-                weights.snapshot(),
+                snapshot if kept is None else kept.with_blocks(changed - len(blocks), snapshot),
                 num_sparse=features.num_sparse,
                 num_dense=features.num_dense,
                 loss=arguments.loss,

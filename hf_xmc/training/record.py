@@ -150,9 +150,7 @@ class TrainingRecorder(TrainerCallback):
         self._tuning: dict[str, float] = {}
         # Start of the current step, and the seconds of stages that ran within it.
         self._step_start = self._staged = 0.0
-        if isinstance(eval_dataset, Mapping):
-            eval_dataset = next(iter(eval_dataset.values()), None)
-        self._texts = _example_texts(eval_dataset) or _example_texts(train_dataset)
+        self._texts = _example_texts(first_dataset(eval_dataset)) or _example_texts(train_dataset)
         self._train_fingerprint = None if train_dataset is None else train_dataset._fingerprint
         if train_dataset is not None:
             self.record.documents = len(train_dataset)
@@ -241,6 +239,11 @@ class TrainingRecorder(TrainerCallback):
             if sum(seconds) > _TIME_LIMIT:
                 break
         self.record.latency = {"median_ms": round(1e3 * statistics.median(seconds), 3), "documents": len(seconds)}
+
+
+def first_dataset(datasets: Dataset | Mapping[str, Dataset] | None) -> Dataset | None:
+    """Returns the first of several datasets, or the only one."""
+    return next(iter(datasets.values()), None) if isinstance(datasets, Mapping) else datasets
 
 
 def hub_id(dataset: Dataset) -> str | None:
