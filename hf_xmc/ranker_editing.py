@@ -135,7 +135,9 @@ def documents_of_classifiers(ranker: LinearRanker, clusters: np.ndarray) -> tupl
     shape = (len(blocks) * LANES, ranker.num_sparse)
     sparse = csr_matrix((values, (labels, records.view(np.int32)[places, 0])), shape=shape, dtype=np.float32)
     sparse.sort_indices()
-    dense = weights.dense.reshape(-1, width, LANES)[blocks, :-1].transpose(0, 2, 1).reshape(len(blocks) * LANES, width - 1)
+    dense = (
+        weights.dense.reshape(-1, width, LANES)[blocks, :-1].transpose(0, 2, 1).reshape(len(blocks) * LANES, width - 1)
+    )
     sizes = np.diff(ranker.block_child)[blocks]
     used = (np.arange(LANES) < sizes[:, None]).ravel()
     documents = Features(sparse if ranker.num_sparse else None, dense if width > 1 else None)
