@@ -90,7 +90,7 @@ def as_weights(ranker):
 def same_weights(first, second):
     """Whether two rankers are equal to the last bit."""
     arrays, others = (
-        vars(ranker.index if isinstance(ranker, KNNRanker) else ranker.weights) for ranker in (first, second)
+        vars(ranker.index) if isinstance(ranker, KNNRanker) else ranker.weights.arrays for ranker in (first, second)
     )
     return arrays.keys() == others.keys() and all(
         array.dtype == others[name].dtype and np.array_equal(array, others[name]) for name, array in arrays.items()

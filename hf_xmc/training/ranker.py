@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 
 from ..features import Features
 from ..kernels_search import squared_norms
+from ..kernels_solver import train_blocks
 from ..label_tree import LabelTree
 from ..linear_ranker import (
     LOSSES,
@@ -28,7 +29,6 @@ from ..simd import HEADER, LANES
 from ..utils import count_threads
 from .options import RankerArguments
 from .shortlist import Shortlist, level_shortlist
-from .solver import train_blocks
 
 # Documents of the blocks that one task trains.
 DOCUMENTS_PER_TASK = 8192
