@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, List, Value, concatenate_datasets
+from datasets import Dataset, List, Value, concatenate_datasets
+from datasets import Features as Columns
+from scipy.sparse import csc_matrix, diags
 
+from ..features import Features
+from ..label_columns import distinct_names
 from ..labels import Labels
-from ..linear_ranker import LinearRanker
+from ..linear_ranker import LinearRanker, sparse_part
 from ..modeling_xmc import XMCForTextClassification
 from ..serialization import TRAINING_ARGS_FILE, read_json, resolve_file
 from .arguments import XMCTrainingArguments
@@ -20,72 +26,115 @@ from .ranker import KeptRanker
 from .record import TrainingRecord, public_name
 from .stages import Stage, make_features, tokenize, train_predictors
 
+logger = logging.getLogger(__name__)
+
 # Options that do not change a model. All others are those of its training.
 _FREE_OPTIONS = ("embedding_cache", "num_threads", "eval_ks", "widget_examples")
+_CHANGED_PARTS = ("labels", "label_tree", "ranker", "label_vectors", "knn", "knn_vectors", "scorer")
 
 
 class Extension:
     """
     A trained model that gets further documents.
 
-    Labels, TF-IDF, label tree, encoder, heads and last scorer are kept. Of the ranker, those blocks of labels are
-    trained again that have a label with a new document, on previous and new documents. Label vectors and indices of
-    similar documents are made again.
+    TF-IDF, label tree, encoder, heads and last scorer are kept, and the inner nodes of the ranker. A block of labels
+    in the ranker is trained again, on previous and new documents, if any of its labels has a new document. Label
+    vectors and the indices of similar documents are made again. Labels that only new documents have are added.
 
     Args:
         model ([`XMCForTextClassification`] or `str`): The model, or its folder or Hub id.
         args ([`XMCTrainingArguments`]): Options of this training.
         previous (`datasets.Dataset`): The documents that the model was trained on.
-        new (`datasets.Dataset`): The new documents, with the same columns.
+        new (`datasets.Dataset`, *optional*): The new documents, with the same columns.
     """
 
     def __init__(self, model: Any, args: XMCTrainingArguments, previous: Dataset, new: Dataset | None) -> None:
         if new is None:
             raise ValueError("`previous_dataset` needs `train_dataset`: the new documents.")
         self.model = _load(model)
-        self.folder = str(self.model.name_or_path)
-        self.args = extended_arguments(args, self.folder)
-        self.previous, self.new = len(previous), len(new)
+        folder = str(self.model.name_or_path)
+        self.args = extended_arguments(args, folder)
+        self.previous = len(previous)
         self.dataset = _joined(previous, new)
-        self.record = TrainingRecord.load(self.folder)
-        # The parts as they were, in case that the training is interrupted and started again.
-        self._labels, self._ranker, self._scorer = self.model.labels, self.model.ranker, self.model.scorer
+        self.record = TrainingRecord.load(folder)
+        # The parts as they are now, in case that the training is interrupted and started again.
+        self._parts = {name: getattr(self.model, name) for name in _CHANGED_PARTS}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of the training."""
-        return (
-            self.extend_labels,
-            make_features,
-            *(() if self.model.encoder is None else (tokenize,)),
-            train_predictors,
-        )
+        reads_tokens = () if self.model.encoder is None else (tokenize,)
+        return (self.prepare, make_features, *reads_tokens, self.extend_labels, train_predictors)
+
+    def prepare(self, context: RunContext) -> None:
+        """Checks the previous documents."""
+        for name, part in self._parts.items():
+            setattr(self.model, name, part)
+        labels, new = self.labels, context.dataset.select(range(self.previous, len(context.dataset)))
+        with context.stage("previous documents") as metrics:
+            targets = labels.encode(context.dataset.select(range(self.previous)))
+            _check_counts(labels, np.bincount(targets.indices, minlength=len(labels)))
+            self._new_names = _label_names(new, labels)
+            if not self._new_names and labels.encode(new).nnz == 0:
+                raise ValueError(
+                    "None of the new documents in `train_dataset` has a label: there is nothing to learn. Check the "
+                    "column of the labels."
+                )
+            metrics.update(documents=self.previous)
+        context.num_previous, context.scorer = self.previous, self._parts["scorer"]
+        ranker = self.model.ranker
+        if isinstance(ranker, LinearRanker):
+            context.kept = KeptRanker(ranker, np.zeros(len(labels), np.bool_))
+        if context.label_texts is None and self.record.stages and not self.record.label_texts:
+            context.label_texts = False  # as in the training of the model
 
     def extend_labels(self, context: RunContext) -> None:
-        """Encodes the labels and marks those to train again."""
-        model, labels = context.model, self._labels
-        assert labels is not None
+        """Adds new labels, encodes all and marks those to train again."""
+        model = self.model
         with context.stage("labels") as metrics:
-            targets = labels.encode(context.dataset)
-            _check_counts(labels, np.bincount(targets[: self.previous].indices, minlength=len(labels)))
-            changed = np.bincount(targets[self.previous :].indices, minlength=len(labels)) > 0
-            if not changed.any():
-                raise ValueError(
-                    "None of the new documents in `train_dataset` has a label: there is nothing to learn."
-                )
-            model.labels = labels = copy.copy(labels)
+            if self._new_names:
+                self._add_labels(context)
+            labels = model.labels = copy.copy(self.labels)
+            context.targets = targets = labels.encode(context.dataset)
             labels.counts = np.bincount(targets.indices, minlength=len(labels)).astype(np.int64)
             labels.num_documents = len(context.dataset)
-            context.targets, context.scorer, context.num_previous = targets, self._scorer, self.previous
-            if isinstance(self._ranker, LinearRanker):
-                context.kept = KeptRanker(self._ranker, changed)
-            if context.label_texts is None and self.record.stages and not self.record.label_texts:
-                context.label_texts = False  # as in the training of the model
-            metrics.update(documents=self.new, labels=len(labels), trained_again=int(changed.sum()))
+            changed = np.bincount(targets[self.previous :].indices, minlength=len(labels)) > 0
+            if isinstance(model.ranker, LinearRanker):
+                context.kept = KeptRanker(model.ranker, changed)
+            metrics.update(labels=len(labels), trained_again=int(changed.sum()))
+
+    def _add_labels(self, context: RunContext) -> None:
+        """Adds labels to the tree, where the ranker looks for their documents; they are trained with the others."""
+        features = context.features
+        if self.model.encoder is not None:
+            features = Features(features.sparse, context.vectors())
+        is_known = np.diff(sparse_part(features).indptr) > 0 if features.dense is None else features.dense.any(axis=1)
+        targets = csc_matrix(diags(is_known.astype(np.float32)) @ Labels(self._new_names).encode(context.dataset))
+        targets.eliminate_zeros()
+        examples = {name: features[targets[:, i].indices] for i, name in enumerate(self._new_names)}
+        for name in [name for name, rows in examples.items() if not len(rows)]:
+            logger.warning("The new label %r is left out: no term of its documents is known to the model.", name)
+            del examples[name]
+        texts = context.label_texts or {}
+        if examples:
+            self.model.add_labels({name: texts.get(name) for name in examples}, examples)
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of the model."""
+        assert self.model.labels is not None
+        return self.model.labels
 
     def describe(self) -> list[dict[str, Any]]:
         """Returns all extensions of the model, for its record."""
-        return []
+        own = {
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "model": public_name(str(self.model.name_or_path)),
+            "previous_documents": self.previous,
+            "documents": len(self.dataset) - self.previous,
+            "labels": len(self._new_names),
+        }
+        return [*self.record.extensions, own]
 
 
 def _load(model: Any) -> XMCForTextClassification:
@@ -117,8 +166,8 @@ def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingAr
     path = resolve_file(folder, TRAINING_ARGS_FILE, required=False) if folder else None
     if path is None:
         raise FileNotFoundError(
-            f"The options of the training of the model are missing: {TRAINING_ARGS_FILE} in `{folder or 'its folder'}`."
-            " Pass the folder or Hub id of a model that `XMCTrainer` has saved."
+            f"The model has no {TRAINING_ARGS_FILE} with the options of its training. Pass the folder or Hub id of a "
+            "model that `XMCTrainer` has saved."
         )
     if os.path.isdir(folder) and os.path.realpath(folder) == os.path.realpath(str(args.output_dir)):
         raise ValueError(
@@ -158,7 +207,7 @@ def _joined(previous: Dataset, new: Dataset) -> Dataset:
     kinds = previous.features
     if new.features["labels"] != kinds["labels"]:
         # Labels that are numbers in one of them have the same names as strings.
-        kinds = Features({**kinds, "labels": List(Value("string"))})
+        kinds = Columns({**kinds, "labels": List(Value("string"))})
     parts = [part if part.features == kinds else part.cast(kinds) for part in (previous, new)]
     return concatenate_datasets(parts, split=previous.split)
 
@@ -174,3 +223,11 @@ def _check_counts(labels: Labels, counts: np.ndarray) -> None:
             f"other labels differ, too. Pass all {labels.num_documents:,} documents of its training, and none of the "
             "new ones: labels that occur in new documents are learnt from both."
         )
+
+
+def _label_names(dataset: Dataset, known: Labels) -> list[str]:
+    """Returns the labels of documents that are not known."""
+    if not any(map(len, dataset["labels"])):
+        return []
+    names = distinct_names(dataset, "labels")
+    return [name for name, place in zip(names, known.ids(names), strict=True) if place < 0]

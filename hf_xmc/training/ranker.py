@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from queue import SimpleQueue
 
 import numpy as np
@@ -36,7 +37,7 @@ DOCUMENTS_PER_TASK = 8192
 # Pieces of a level that are shared among processes and cached: the largest useful number of processes.
 MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
-_ROWS_BEGIN = {"records": "row_begin", "buckets": "bucket_begin"}
+_BEGINS = {"records": "row_begin", "buckets": "bucket_begin"}
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
 COPIED_NONZEROS = 1 << 20
@@ -47,7 +48,7 @@ class KeptRanker:
     """
     A trained ranker, some labels of which are to be trained again.
 
-    Labels share their weights in blocks of siblings: all labels of a block are trained again, or none.
+    The labels of a block share their features: all of them are trained again, or none.
 
     Args:
         ranker ([`LinearRanker`]): The ranker.
@@ -57,10 +58,15 @@ class KeptRanker:
     ranker: LinearRanker
     changed: np.ndarray
 
-    def changed_blocks(self, blocks: np.ndarray) -> np.ndarray:
-        """Returns the positions of the blocks of the last level with a label to train, see [`_level_blocks`]."""
-        before = np.concatenate([[0], np.cumsum(self.changed[self.ranker.tree.leaf_labels])])
-        return np.flatnonzero(before[blocks[:, 1] + blocks[:, 2]] > before[blocks[:, 1]])
+    def changed_blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of the blocks to train, and parent, first child and number of children of each."""
+        tree = self.ranker.tree
+        begin = self.ranker.block_child - first_node(tree, tree.depth)
+        before = np.concatenate([[0], np.cumsum(self.changed[tree.leaf_labels])])
+        is_changed = (begin[:-1] >= 0) & (before[begin[1:]] > before[begin[:-1]])
+        numbers = np.flatnonzero(is_changed)
+        first = begin[numbers]
+        return numbers, np.stack([tree.parents(tree.depth)[first], first, begin[numbers + 1] - first], axis=1)
 
     def with_blocks(self, numbers: np.ndarray, trained: RankerWeights) -> RankerWeights:
         """Returns the weights with other blocks `numbers`; those that stay are the same to the bit."""
@@ -69,21 +75,18 @@ class KeptRanker:
         is_new[numbers] = True
         # Place of each block in its source, and runs of consecutive blocks of one source.
         place = np.where(is_new, np.cumsum(is_new) - 1, np.arange(len(is_new)))
-        ends = np.append(np.flatnonzero(is_new[1:] != is_new[:-1]) + 1, len(is_new))
-        runs = [
-            (trained if is_new[end - 1] else kept, place[begin], place[end - 1] + 1)
-            for begin, end in zip([0, *ends[:-1]], ends)
-        ]
-        arrays = {"dense": np.concatenate([source.dense[width * a : width * b] for source, a, b in runs])}
-        for name, begin_name in _ROWS_BEGIN.items():
+        bounds = [0, *np.flatnonzero(is_new[1:] != is_new[:-1]) + 1, len(is_new)]
+        runs = [(trained if is_new[i] else kept, place[i], place[j - 1] + 1) for i, j in pairwise(bounds)]
+        arrays = {"dense": np.concatenate([source.dense[width * i : width * j] for source, i, j in runs])}
+        for name, begin_name in _BEGINS.items():
             parts, sizes = [], []
-            for source, a, b in runs:
+            for source, i, j in runs:
                 begin = getattr(source, begin_name)
-                parts.append(getattr(source, name)[begin[a] : begin[b]])
-                sizes.append(np.diff(begin[a : b + 1]))
+                parts.append(getattr(source, name)[begin[i] : begin[j]])
+                sizes.append(np.diff(begin[i : j + 1]))
             arrays[name] = np.concatenate(parts)
             arrays[begin_name] = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
-        return RankerWeights(**arrays)
+        return RankerWeights(**arrays, block_sizes=kept.block_sizes)
 
 
 def train_ranker(
@@ -134,17 +137,18 @@ def train_ranker(
         )
         first_parent = first_node(tree, level - 1)
         blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
-        changed = np.arange(len(blocks)) if kept is None else kept.changed_blocks(blocks)
+        if kept is not None:
+            changed, blocks = kept.changed_blocks()
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
         # The last level is the largest: only the main process holds its weights, the others map the saved file.
         holds = runtime.cache.processes.is_main or level < tree.depth
-        problem.train_level(level_targets[level - 1], shortlist, blocks[changed], weights if holds else None, stage)
+        problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage)
         if holds and (level == tree.depth or arguments.negatives != "tfn"):
             snapshot = weights.snapshot()
             ranker = LinearRanker(
                 tree,
-                snapshot if kept is None else kept.with_blocks(changed - len(blocks), snapshot),
+                snapshot if kept is None else kept.with_blocks(changed, snapshot),
                 num_sparse=features.num_sparse,
                 num_dense=features.num_dense,
                 loss=arguments.loss,

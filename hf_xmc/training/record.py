@@ -49,6 +49,8 @@ class TrainingRecord:
         levels (`list[dict]`, *optional*):
             Log of the fine-tuning of an encoder: `step`, `level`, `loss`, `documents_per_second`.
         label_texts (`list[str]`, *optional*): Parts of the training that used the texts of the labels.
+        extensions (`list[dict]`, *optional*):
+            Further documents for an earlier model: `date`, `model`, `previous_documents`, `documents`, new `labels`.
         machine (`dict[str, Any]`, *optional*): Processor, cores and accelerators.
         versions (`dict[str, str]`, *optional*): Versions of Python and packages.
         latency (`dict[str, Any]`, *optional*): Milliseconds per document (`median_ms`) and how many were timed.
@@ -67,6 +69,7 @@ class TrainingRecord:
     stages: dict[str, float] = field(default_factory=dict)
     levels: list[dict[str, float]] = field(default_factory=list)
     label_texts: list[str] = field(default_factory=list)
+    extensions: list[dict[str, Any]] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     latency: dict[str, Any] | None = None

@@ -46,6 +46,13 @@ def check_trainer_arguments(args: Any, kwargs: Mapping[str, Any]) -> XMCTraining
     return args
 
 
+def each_of(data: Any, function: Callable[[Dataset], Dataset]) -> Any:
+    """Applies a function to a dataset, or to each of several; `None` stays."""
+    if isinstance(data, Mapping):
+        return {name: function(part) for name, part in data.items()}
+    return None if data is None else function(data)
+
+
 def check_label_text_options(args: XMCTrainingArguments, label_texts: Any) -> None:
     """Raises if options need the texts that `label_texts=False` switches off."""
     if label_texts is False and args.label_features in TEXT_LABEL_FEATURES:
@@ -103,8 +110,8 @@ def check_can_train(
         raise ValueError("There is no `train_dataset`: pass one to the trainer.")
     if not extends and (model.ranker is not None or model.config.trained_levels):
         raise ValueError(
-            "The model is trained already. Start from an encoder, or leave `model` out. To add documents to the model, "
-            "pass those of its training as `previous_dataset`."
+            "The model is trained already. Start from an encoder, or leave `model` out. To add documents to it, pass "
+            "those of its training as `previous_dataset`."
         )
     # A run that is resumed may have been interrupted while it saved its model.
     if os.path.exists(os.path.join(str(args.output_dir), CONFIG_NAME)) and not args.overwrite and not resumes:

@@ -49,6 +49,7 @@ from .setup import (
     check_label_text_options,
     check_parallelism,
     check_trainer_arguments,
+    each_of,
     finished_model,
     init_model,
     make_model,
@@ -139,12 +140,8 @@ class XMCTrainer(LevelTrainer):
         self.labels_seen_only = labels_seen_only
         with args.main_process_first(local=False, desc="reading the data"):
             self.label_texts = vocabulary_beside(None, label_texts)
-            if train_dataset is not None:
-                train_dataset = self._prepare(train_dataset)
-            if isinstance(eval_dataset, Mapping):
-                eval_dataset = {name: self._prepare(dataset) for name, dataset in eval_dataset.items()}
-            elif eval_dataset is not None:
-                eval_dataset = self._prepare(eval_dataset)
+            train_dataset = None if train_dataset is None else self._prepare(train_dataset)
+            eval_dataset = each_of(eval_dataset, self._prepare)
             previous = None if previous_dataset is None else self._prepare(previous_dataset)
         self.extension = None if previous is None else Extension(model, args, previous, train_dataset)
         if self.extension is not None:
@@ -274,6 +271,7 @@ class XMCTrainer(LevelTrainer):
         else:
             output = self._run_without_steps(partial(self._run_stages, context))
         self.recorder.record.label_texts = list(context.text_uses)
+        self.recorder.record.extensions = [] if self.extension is None else self.extension.describe()
         self._progress.note_label_texts(self.model.labels, context.text_uses, context.label_texts is not False)
         metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
