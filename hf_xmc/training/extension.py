@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import os
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -109,13 +110,13 @@ class Extension:
         if self.model.encoder is not None:
             features = Features(features.sparse, context.vectors())
         is_known = np.diff(sparse_part(features).indptr) > 0 if features.dense is None else features.dense.any(axis=1)
-        targets = csc_matrix(diags(is_known.astype(np.float32)) @ Labels(self._new_names).encode(context.dataset))
+        targets = csc_matrix(diags(np.asarray(is_known, np.float32)) @ Labels(self._new_names).encode(context.dataset))
         targets.eliminate_zeros()
         examples = {name: features[targets[:, i].indices] for i, name in enumerate(self._new_names)}
         for name in [name for name, rows in examples.items() if not len(rows)]:
             logger.warning("The new label %r is left out: no term of its documents is known to the model.", name)
             del examples[name]
-        texts = context.label_texts or {}
+        texts: Mapping[str, Any] = context.label_texts or {}
         if examples:
             self.model.add_labels({name: texts.get(name) for name in examples}, examples)
 
@@ -153,6 +154,15 @@ def _load(model: Any) -> XMCForTextClassification:
             )
         raise ValueError("`previous_dataset` was given, but `model` is not trained. Leave out `previous_dataset`.")
     return model
+
+
+def check_extension(model: Any, previous: Any) -> None:
+    """Raises if only one of the two is given that an extension needs."""
+    if (model is None) != (previous is None):
+        raise ValueError(
+            "A model is extended with `extend` (`--extend`), the trained model, and `previous` (`--previous`), the "
+            "data that it was trained on: classifiers are learnt from previous and new documents. Give both."
+        )
 
 
 def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingArguments:
