@@ -117,6 +117,7 @@ class Extension:
             logger.warning("The new label %r is left out: no term of its documents is known to the model.", name)
             del examples[name]
         texts: Mapping[str, Any] = context.label_texts or {}
+        self._new_names = list(examples)
         if examples:
             self.model.add_labels({name: texts.get(name) for name in examples}, examples)
 
@@ -186,9 +187,10 @@ def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingAr
         )
     stored = read_json(str(path))
     chosen = _as_json({name: value for name, value in args.xmc_options().items() if name not in _FREE_OPTIONS})
-    usual = _as_json(XMCTrainingArguments(args.output_dir, method=args.method, use_cpu=args.use_cpu).xmc_options())
-    is_chosen = {name: value != usual[name] for name, value in chosen.items()}
-    is_chosen["method"] = not hasattr(args, "method_reason")
+    is_auto = hasattr(args, "method_reason")
+    usual = XMCTrainingArguments(args.output_dir, method="auto" if is_auto else args.method, use_cpu=args.use_cpu)
+    is_chosen = {name: value != _as_json(usual.xmc_options())[name] for name, value in chosen.items()}
+    is_chosen["method"] = not is_auto
     for name, value in chosen.items():
         if is_chosen[name] and name in stored and stored[name] != value:
             raise ValueError(
@@ -200,6 +202,8 @@ def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingAr
     extended = copy.copy(args)
     for name in chosen:
         setattr(extended, name, getattr(whole, name))
+    # `None` stands for what the last scorer has kept.
+    extended.similar_documents = stored.get("similar_documents")
     return extended
 
 
