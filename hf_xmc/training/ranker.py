@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -48,7 +49,7 @@ class KeptRanker:
     """
     A trained ranker, some labels of which are to be trained again.
 
-    The labels of a block share their features: all of them are trained again, or none.
+    The labels of a block share their features: all of them are trained again, or none. Inner nodes always are.
 
     Args:
         ranker ([`LinearRanker`]): The ranker.
@@ -58,21 +59,27 @@ class KeptRanker:
     ranker: LinearRanker
     changed: np.ndarray
 
-    def changed_blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of the blocks to train, and parent, first child and number of children of each."""
-        tree = self.ranker.tree
-        begin = self.ranker.block_child - first_node(tree, tree.depth)
-        before = np.concatenate([[0], np.cumsum(self.changed[tree.leaf_labels])])
-        is_changed = (begin[:-1] >= 0) & (before[begin[1:]] > before[begin[:-1]])
-        numbers = np.flatnonzero(is_changed)
-        first = begin[numbers]
-        return numbers, np.stack([tree.parents(tree.depth)[first], first, begin[numbers + 1] - first], axis=1)
+    def blocks(self, level: int) -> np.ndarray:
+        """Returns the blocks of a level that are trained, as [`_level_blocks`] does."""
+        tree, begin = self.ranker.tree, self.ranker.block_child
+        nodes = first_node(tree, level), first_node(tree, level + 1)
+        chosen = np.flatnonzero(self._are_trained & (begin[:-1] >= nodes[0]) & (begin[:-1] < nodes[1]))
+        first = begin[chosen] - nodes[0]
+        return np.stack([tree.parents(level)[first], first, begin[chosen + 1] - begin[chosen]], axis=1)
 
-    def with_blocks(self, numbers: np.ndarray, trained: RankerWeights) -> RankerWeights:
-        """Returns the weights with other blocks `numbers`; those that stay are the same to the bit."""
-        kept, width = self.ranker.weights, self.ranker.num_dense + 1
-        is_new = np.zeros(len(kept.row_begin) - 1, dtype=np.bool_)
-        is_new[numbers] = True
+    @cached_property
+    def _are_trained(self) -> np.ndarray:
+        tree = self.ranker.tree
+        before = np.concatenate([[0], np.cumsum(self.changed[tree.leaf_labels])])
+        begin = self.ranker.block_child - first_node(tree, tree.depth)
+        return (begin[:-1] < 0) | (before[np.maximum(begin[1:], 0)] > before[np.maximum(begin[:-1], 0)])
+
+    def joined(self, trained: RankerWeights) -> RankerWeights:
+        """Returns the weights with the blocks trained so far in place of their own; others are the same to the bit."""
+        kept, width, is_new = self.ranker.weights, self.ranker.num_dense + 1, self._are_trained
+        count = len(trained.row_begin) - 1
+        if count < is_new.sum():  # inner nodes, for the search of negatives
+            return trained if kept.block_sizes is None else replace(trained, block_sizes=kept.block_sizes[:count])
         # Place of each block in its source, and runs of consecutive blocks of one source.
         place = np.where(is_new, np.cumsum(is_new) - 1, np.arange(len(is_new)))
         bounds = [0, *np.flatnonzero(is_new[1:] != is_new[:-1]) + 1, len(is_new)]
@@ -109,7 +116,7 @@ def train_ranker(
         runtime ([`Runtime`], *optional*): Threads, progress and cache. The result does not depend on it.
         initial_beam ([`Beam`], *optional*): Nodes that another matcher predicts for the training documents.
         kept ([`KeptRanker`], *optional*):
-            A ranker with this tree, of which only the blocks with changed labels are trained. Inner nodes are kept.
+            A ranker with this tree, of which only inner nodes and the blocks with changed labels are trained.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
@@ -119,9 +126,9 @@ def train_ranker(
     level_targets = tree.targets(targets)
     child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
-    ranker = None if kept is None else kept.ranker
+    ranker = None
     first_level = 1 if initial_beam is None else initial_beam.level + 1
-    for level in range(first_level if kept is None else tree.depth, tree.depth + 1):
+    for level in range(first_level, tree.depth + 1):
         above = len(tree.child_offsets[level - 1]) - 1
         negatives = arguments.negatives if level == tree.depth else "tfn"
         shortlist = level_shortlist(
@@ -136,9 +143,10 @@ def train_ranker(
             runtime,
         )
         first_parent = first_node(tree, level - 1)
-        blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
-        if kept is not None:
-            changed, blocks = kept.changed_blocks()
+        if kept is None:
+            blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
+        else:
+            blocks = kept.blocks(level)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
         # The last level is the largest: only the main process holds its weights, the others map the saved file.
@@ -148,7 +156,7 @@ def train_ranker(
             snapshot = weights.snapshot()
             ranker = LinearRanker(
                 tree,
-                snapshot if kept is None else kept.with_blocks(changed, snapshot),
+                snapshot if kept is None else kept.joined(snapshot),
                 num_sparse=features.num_sparse,
                 num_dense=features.num_dense,
                 loss=arguments.loss,
