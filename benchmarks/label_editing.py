@@ -22,13 +22,27 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 
 from benchmarks.parts import load
-from benchmarks.unseen_labels import train
-from hf_xmc import XMCForTextClassification
+from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
 from hf_xmc.evaluation import XMCMetrics
 from hf_xmc.inference.predict import predict_batches
 
 _SHARE, _TOP_K = 0.1, 10
 _EXAMPLES = (0, 1, 5)
+
+
+def train(args: argparse.Namespace, data: Dataset, texts: dict[str, str]) -> tuple[XMCForTextClassification, float]:
+    """Trains a linear model or, with an encoder, one without heads; returns it and the seconds."""
+    settings: dict[str, Any] = {"save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
+    if args.encoder:
+        settings |= {"encoder_name": args.encoder, "encoder_max_length": args.max_length, "method": "xr-transformer"}
+        settings |= {"level_objective": "label_texts", "num_train_epochs": 0, "embedding_cache": args.embedding_cache}
+        settings |= {"per_device_eval_batch_size": 64}
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = XMCTrainingArguments(folder, **settings)
+        trainer = XMCTrainer(args=arguments, train_dataset=data, label_texts=texts)
+        trainer.train()
+    return trainer.model, time.perf_counter() - start
 
 
 def measure(model: XMCForTextClassification, test: Dataset, taken: set[str], predict_with: str) -> list[float]:
