@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import oracles
 import pytest
 from conftest import TOPICS, make_documents, train_linear
 from scipy.optimize import minimize
@@ -16,8 +15,7 @@ from hf_xmc.features import Features
 from hf_xmc.hub.upload import export_model
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.label_vectors import InvertedIndex
-from hf_xmc.labels import Labels
-from hf_xmc.linear_ranker import LinearRanker, first_node
+from hf_xmc.linear_ranker import LinearRanker
 from hf_xmc.ranker_editing import NewLabels, documents_of_classifiers, with_labels, without_nodes
 from hf_xmc.serialization import load_tensors, save_tensors
 from hf_xmc.training.options import RankerArguments
@@ -90,7 +88,7 @@ def test_other_classifiers_keep_their_scores_to_the_bit(tree, weight_dtype, opti
     larger.tree.save_pretrained(tmp_path)
     np.testing.assert_array_equal(all_logits(LinearRanker.from_pretrained(tmp_path), features), after)
     # A whole cluster and some others, of both old and new labels.
-    removed = np.union1d(larger.tree.leaf_labels[: larger.tree.child_offsets[-1][1]], [2, 17, 30, 45])[: 40]
+    removed = np.union1d(larger.tree.leaf_labels[: larger.tree.child_offsets[-1][1]], [2, 17, 30, 45])[:40]
     smaller = without_nodes(larger, *larger.tree.without_labels(removed))
     np.testing.assert_array_equal(all_logits(smaller, features), np.delete(after, removed, axis=1))
 
@@ -164,3 +162,279 @@ def test_damaged_block_sizes(sizes, message, tmp_path):
     save_tensors(str(path), tensors, "linear ranker", {k: v for k, v in metadata.items() if k != "hf_xmc"})
     with pytest.raises(ValueError, match="block_sizes"):
         LinearRanker.from_pretrained(tmp_path, tree=larger.tree)
+
+
+def test_rows_of_an_inverted_index():
+    rng = np.random.default_rng(0)
+    first, second = (csr_matrix((rng.random((rows, 12)) < 0.4) * rng.random((rows, 12))) for rows in (7, 3))
+    joined = InvertedIndex.from_rows(first.astype(np.float32)).followed_by(
+        InvertedIndex.from_rows(second.astype(np.float32)), 7
+    )
+    documents = csr_matrix(np.eye(12, dtype=np.float32))
+    expected = np.vstack([first.toarray(), second.toarray()]).astype(np.float32)
+    np.testing.assert_array_equal(joined.products(documents, 10).T, expected)
+    is_left = np.arange(10) % 3 > 0
+    np.testing.assert_array_equal(joined.without(is_left).products(documents, 6).T, expected[is_left])
+
+
+# Models --------------------------------------------------------------------------------------------------------------
+
+
+def load(folder):
+    return XMCForTextClassification.from_pretrained(folder)
+
+
+@pytest.fixture(params=["model_folder", "parts_model_folder", "other_model_folder"])
+def model(request):
+    """A linear model of all parts, one with similar documents, and one whose ranker predicts by path."""
+    return load(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(scope="module")
+def frozen_folder(tiny_encoder, make_once):
+    """Folder of a model with an encoder, without heads, and with trees of its own for the ranker."""
+    from conftest import encoder_arguments
+
+    from hf_xmc import XMCTrainer
+
+    def fill(folder):
+        options = {"level_objective": "label_texts", "level_steps": [2], "refine_tree": True, "save_strategy": "no"}
+        args = encoder_arguments(folder, similar_documents=True, **options)
+        XMCTrainer(model=tiny_encoder, args=args, train_dataset=make_documents(300), label_texts=TOPICS).train()
+
+    return make_once("frozen-model", fill)
+
+
+@pytest.fixture(scope="module")
+def x_transformer_folder(tiny_encoder, make_once):
+    """Folder of a model whose heads find the clusters in which the ranker ranks labels."""
+    from conftest import encoder_arguments
+
+    from hf_xmc import XMCTrainer
+
+    def fill(folder):
+        args = encoder_arguments(folder, "x-transformer", save_strategy="no")
+        XMCTrainer(model=tiny_encoder, args=args, train_dataset=make_documents(300)).train()
+
+    return make_once("x-transformer-model", fill)
+
+
+def logits_of(model, texts=TEXTS):
+    """Logits of all labels by the ranker, by name."""
+    scores, labels = model._search_ranker("logits", model.featurize(texts), len(model.labels), 0, None)
+    return [
+        {model.labels[i]: score for i, score in zip(*row, strict=True)} for row in zip(labels, scores, strict=True)
+    ]
+
+
+def assert_kept(before, after, removed=()):
+    for old, new in zip(before, after, strict=True):
+        assert {label: score for label, score in new.items() if label in old} == {
+            label: score for label, score in old.items() if label not in removed
+        }
+
+
+def assert_round_trip(model, folder):
+    model.save_pretrained(folder)
+    again = load(folder)
+    for kind in dict.fromkeys(["ranker", model.config.predict_with, *model.available_parts]):
+        assert again.predict(TEXTS, top_k=8, predict_with=kind) == model.predict(TEXTS, top_k=8, predict_with=kind)
+    assert again.labels.vocabulary() == model.labels.vocabulary() and again.labels.edits == model.labels.edits
+    assert again.label_tree == model.label_tree and again.ranker.tree == model.ranker.tree
+    return again
+
+
+def test_added_labels(model, tmp_path):
+    before, sizes = logits_of(model), (len(model.labels), model.labels.num_documents)
+    model.add_labels(NEW, {"word3": ["word3 word1", "word5 word3"]})
+    assert model.labels.names[-3:] == list(NEW) and len(model.labels) == sizes[0] + 3
+    assert model.labels.counts[-3:].tolist() == [0, 2, 0] and model.labels.num_documents == sizes[1] + 2
+    assert model.labels.vocabulary()["new b"] == LabelEntry("topic59", synonyms=("topic02",))
+    assert_kept(before, logits_of(model))
+    # Labels look alike in the letters of words.
+    top_k = 4 if model.tfidf.analyzer == "word" else 12
+    found = [{label for label, _ in row} for row in model.predict(TEXTS[:3], top_k=top_k, beam_size=0)]
+    assert "new a" in found[0] and "new b" in found[1] and "word3" in found[2]
+    assert_round_trip(model, tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["frozen_folder", "x_transformer_folder"])
+def test_labels_added_to_a_model_with_an_encoder(folder, request, tmp_path):
+    model = load(request.getfixturevalue(folder))
+    before = logits_of(model)
+    model.add_labels({**NEW, "unknown word": ""}, {"word3": ["word3 word1", "word5 word3"]})
+    assert_kept(before, logits_of(model))
+    assert "new b" in {label for label, _ in model.predict(["topic59 topic02"], top_k=5, beam_size=0)[0]}
+    again = assert_round_trip(model, tmp_path)
+    again.remove_labels(["new a", "label 03", "word3"])
+    assert_kept(logits_of(model), logits_of(again), {"new a", "label 03", "word3"})
+    assert_round_trip(again, tmp_path)
+
+
+def test_a_new_label_is_placed_beside_labels_of_its_words(frozen_folder):
+    model = load(frozen_folder)
+    model.add_labels({f"twin {i}": f"topic{i:02d}" for i in range(0, 60, 7)})
+    for tree in (model.ranker.tree, model.label_tree):
+        parents = tree.parents(tree.depth)[tree.leaf_positions]
+        beside = [parents[60 + place] == parents[label] for place, label in enumerate(range(0, 60, 7))]
+        assert np.mean(beside) > 0.6
+
+
+def test_new_label_vectors(model):
+    if model.label_vectors is None:
+        pytest.skip("the model has none")
+    old = {name: model.label_vectors.scores(name, model.featurize(TEXTS)) for name in model.label_vectors.names}
+    model.add_labels({"new": "topic07 topic08"}, {"new": ["topic09 word1", "topic09"]})
+    own = model.featurize(["topic07 topic08", "topic09"])
+    text, example = (model.label_vectors.scores(f"{kind}_tfidf", own)[:, -1] for kind in ("text", "centroid"))
+    assert text[0] > 0.999 and text[1] == 0
+    assert example[0] == 0 and 0.8 < example[1] < 0.999
+    for name, scores in old.items():
+        np.testing.assert_array_equal(model.label_vectors.scores(name, model.featurize(TEXTS))[:, :-1], scores)
+
+
+def test_removed_labels(model, tmp_path):
+    before = logits_of(model)
+    # All labels of a cluster, and two others.
+    tree = model.label_tree
+    cluster = tree.leaf_labels[: tree.child_offsets[-1][1]] if tree.depth > 1 else []
+    removed = sorted({"label 07", "label 31", *(model.labels[i] for i in cluster)})
+    model.remove_labels(removed)
+    assert len(model.labels) == 60 - len(removed) and not set(removed) & set(model.labels.names)
+    assert_kept(before, logits_of(model), set(removed))
+    assert_round_trip(model, tmp_path)
+
+
+def test_votes_without_removed_labels(parts_model_folder):
+    model, other = load(parts_model_folder), load(parts_model_folder)
+    model.remove_labels(["label 07", "label 31"])
+    for old, new in zip(*(one.predict(TEXTS[:2], top_k=60, predict_with="knn_tfidf") for one in (other, model))):
+        assert {label for label, _ in new} == {label for label, _ in old} - {"label 07", "label 31"}
+
+
+def test_labels_removed_from_heads(encoder_model_folder, tmp_path):
+    model, other = load(encoder_model_folder), load(encoder_model_folder)
+    model.remove_labels(["label 07", "label 31"])
+    for kind in ("heads", "ranker"):
+        kept = [label for label in other.labels.names if label not in ("label 07", "label 31")]
+        old = other.predict(TEXTS, 60, beam_size=0, predict_with=kind, labels=kept)
+        new = model.predict(TEXTS, 60, beam_size=0, predict_with=kind)
+        for before, after in zip(old, new, strict=True):
+            assert dict(before) == pytest.approx(dict(after), abs=1e-6)
+    assert_round_trip(model, tmp_path)
+
+
+def test_a_vector_model(vector_model_folder, tmp_path):
+    model = load(vector_model_folder)
+    vectors = Features(csr_matrix(np.eye(4, model.ranker.num_sparse, dtype=np.float32)))
+    before = model.predict(vectors, 60, beam_size=0, predict_with="ranker")
+    model.add_labels({"new": ""}, {"new": Features(vectors.sparse[:1] * 5)})
+    after = model.predict(vectors, 61, beam_size=0, predict_with="ranker")
+    assert "new" in dict(after[0][:2])
+    for old, new in zip(before, after, strict=True):
+        assert dict(old) == {label: score for label, score in new if label != "new"}
+    with pytest.raises(ValueError, match="examples"):
+        model.add_labels({"newer": "words"})
+
+
+def test_renamed_labels(model, tmp_path):
+    before = model.predict(TEXTS)
+    model.rename_labels({"label 07": "seven", "label 31": "label 07"})
+    names = {"label 07": "seven", "label 31": "label 07"}
+    assert model.predict(TEXTS) == [[(names.get(label, label), score) for label, score in row] for row in before]
+    assert_round_trip(model, tmp_path)
+
+
+def test_hierarchy_and_edits(model_folder):
+    model = load(model_folder)
+    below = {"middle": {"text": "topic02", "parents": ["top"]}, "low": {"text": "topic03", "parents": ["middle"]}}
+    model.add_labels(LabelVocabulary({"top": "topic01", **below}))
+    model.add_labels({"lower": LabelEntry("topic04", parents=("low", "label 05"))})
+    hierarchy = model.labels.checked_hierarchy()
+    assert [model.labels[i] for i in hierarchy.ancestors([63])] == ["label 05", "top", "middle", "low", "lower"]
+    model.remove_labels(["middle", "low"])
+    model.rename_labels({"lower": "lowest"})
+    assert [model.labels[i] for i in model.labels.ancestors("lowest")] == ["label 05", "top", "lowest"]
+    actions = [(edit["action"], edit["count"], edit["labels"]) for edit in model.labels.edits]
+    assert actions == [
+        ("added", 3, ["top", "middle", "low"]),
+        ("added", 1, ["lower"]),
+        ("removed", 2, ["middle", "low"]),
+        ("renamed", 1, ["lower → lowest"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "examples", "error", "message"),
+    [
+        ({"new": "topic01", "label 07": "x"}, None, ValueError, "'label 07'"),
+        ({}, None, ValueError, "empty"),
+        (["new"], None, TypeError, "dictionary"),
+        ({7: "topic01"}, None, TypeError, "dictionary"),
+        ({"new": 7}, None, TypeError, "new"),
+        ({"new": {"title": "topic01"}}, None, ValueError, "title"),
+        ({"c_123": "", "new": "topic01"}, None, ValueError, "'c_123'"),
+        ({"new": "unheard of"}, None, ValueError, "'new'"),
+        ({"new": LabelEntry("topic01", parents=("nobody",))}, None, ValueError, "nobody"),
+        ({"new": "topic01"}, {"new": "topic01 topic02"}, TypeError, "list of texts"),
+        ({"new": "topic01"}, {"new": [1]}, TypeError, "list of texts"),
+        ({"new": "topic01"}, {"other": ["topic01"]}, ValueError, "'other'"),
+        ({"new": "topic01"}, ["topic01"], TypeError, "dictionary"),
+    ],
+)
+def test_labels_that_cannot_be_added(labels, examples, error, message, model_folder):
+    model = load(model_folder)
+    with pytest.raises(error, match=message):
+        model.add_labels(labels, examples)
+    assert len(model.labels) == model.label_tree.num_labels == model.ranker.tree.num_labels == 60
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "error", "message"),
+    [
+        ("remove_labels", ["label 07", "nothing"], ValueError, "'nothing'"),
+        ("remove_labels", "label 07", TypeError, "list"),
+        ("remove_labels", [7], TypeError, "list"),
+        ("remove_labels", [], ValueError, "empty"),
+        ("remove_labels", ["label 07", "label 07"], ValueError, "twice"),
+        ("remove_labels", [f"label {i:02d}" for i in range(60)], ValueError, "all labels"),
+        ("rename_labels", {"nothing": "x"}, ValueError, "'nothing'"),
+        ("rename_labels", {"label 07": "label 08"}, ValueError, "'label 08'"),
+        ("rename_labels", {"label 07": "x", "label 08": "x"}, ValueError, "'x'"),
+        ("rename_labels", {"label 07": ""}, ValueError, "non-empty"),
+        ("rename_labels", ["label 07"], TypeError, "dictionary"),
+    ],
+)
+def test_wrong_edits(call, argument, error, message, model_folder):
+    model = load(model_folder)
+    with pytest.raises(error, match=message):
+        getattr(model, call)(argument)
+    assert model.labels.names == load(model_folder).labels.names and not model.labels.edits
+
+
+def test_models_without_room_for_labels(encoder_model_folder, documents, tmp_path, train):
+    with pytest.raises(ValueError, match="heads"):
+        load(encoder_model_folder).add_labels({"new": "topic01"})
+    knn = train_linear(tmp_path / "knn", documents, method="knn").model
+    with pytest.raises(ValueError, match="knn"):
+        knn.add_labels({"new": "topic01"})
+    knn.remove_labels(["label 07"])
+    assert "label 07" not in {label for row in knn.predict(TEXTS, 60) for label, _ in row}
+    aplc = train(folder=tmp_path / "aplc", method="aplc-xlnet").model
+    with pytest.raises(ValueError, match="adaptive"):
+        aplc.remove_labels(["label 07"])
+
+
+@pytest.mark.slow  # compiles the kernels of the model's code
+def test_a_model_with_its_own_code(model_folder, tmp_path):
+    export_model(model_folder, tmp_path / "exported")
+    model, own = AutoModel.from_pretrained(tmp_path / "exported", trust_remote_code=True), load(model_folder)
+    assert type(model) is not type(own)
+    for edited in (model, own):
+        edited.add_labels(NEW, {"word3": ["word3 word1"]})
+        edited.remove_labels(["label 03"])
+    assert model.predict(TEXTS) == own.predict(TEXTS)
+    model.save_pretrained(tmp_path / "edited")
+    assert "auto_map" in json.loads((tmp_path / "edited" / "config.json").read_text())
+    again = AutoModel.from_pretrained(tmp_path / "edited", trust_remote_code=True)
+    assert again.predict(TEXTS) == load(tmp_path / "edited").predict(TEXTS) == own.predict(TEXTS)
