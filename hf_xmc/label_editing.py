@@ -40,16 +40,16 @@ class _Documents(NamedTuple):
         features: Features of all of them, of unit length.
         labels: The new label of each, counted from 0.
         num_texts: Number of texts.
-        count: Number of new labels.
+        num_labels: Number of new labels.
     """
 
     features: Features
     labels: np.ndarray
     num_texts: int
-    count: int
+    num_labels: int
 
     def targets(self) -> csr_matrix:
-        shape = (len(self.labels), self.count)
+        shape = (len(self.labels), self.num_labels)
         return csr_matrix((np.ones(len(self.labels), np.float32), (np.arange(len(self.labels)), self.labels)), shape)
 
 
@@ -244,7 +244,7 @@ class LabelEditingMixin:
         """Returns the cluster of each new label, where the ranker finds its documents."""
         tree, level = ranker.tree, ranker.tree.depth - 1
         if level == 0:
-            return np.zeros(documents.count, np.int64)
+            return np.zeros(documents.num_labels, np.int64)
         beam, features = None, documents.features
         if ranker.first_level > 1:
             vectors = torch.from_numpy(features.dense).to(self.device)
@@ -258,7 +258,7 @@ class LabelEditingMixin:
             )
             nodes = np.where(nodes >= 0, nodes - first_node(tree, level), -1)
         rows, places = np.nonzero(nodes >= 0)
-        shape = (documents.count, tree.level_sizes[level - 1])
+        shape = (documents.num_labels, tree.level_sizes[level - 1])
         votes = csr_matrix((np.exp(scores[rows, places]), (documents.labels[rows], nodes[rows, places])), shape=shape)
         return np.asarray(votes.argmax(axis=1)).ravel().astype(np.int64)
 
@@ -353,7 +353,8 @@ def _label_vectors(documents: _Documents, columns: np.ndarray | None) -> LabelVe
         by_label = csr_matrix(documents.targets().T @ diags(used.astype(np.float32)))
         sparse = None if features.sparse is None else csr_matrix(by_label @ features.sparse)
         kinds.append(Features(sparse, None if features.dense is None else by_label @ features.dense).normalized())
-    return LabelVectors.from_features(*kinds, columns)
+    texts, centroids = kinds
+    return LabelVectors.from_features(texts, centroids, columns)
 
 
 def _keep_rows(head: LevelHead, is_left: np.ndarray) -> None:

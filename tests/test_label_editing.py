@@ -1,18 +1,14 @@
 """Labels added to, removed from and renamed in trained models: what changes, and what stays to the bit."""
 
-import json
-
 import numpy as np
 import pytest
 from conftest import TOPICS, make_documents, train_linear
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from small_problems import UNEVEN_LABELS, as_rows, as_weights, random_problem, uneven_tree
-from transformers import AutoModel
 
 from hf_xmc import LabelVocabulary, XMCForTextClassification
 from hf_xmc.features import Features
-from hf_xmc.hub.upload import export_model
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.label_vectors import InvertedIndex
 from hf_xmc.linear_ranker import LinearRanker
@@ -423,18 +419,3 @@ def test_models_without_room_for_labels(encoder_model_folder, documents, tmp_pat
     aplc = train(folder=tmp_path / "aplc", method="aplc-xlnet").model
     with pytest.raises(ValueError, match="adaptive"):
         aplc.remove_labels(["label 07"])
-
-
-@pytest.mark.slow  # compiles the kernels of the model's code
-def test_a_model_with_its_own_code(model_folder, tmp_path):
-    export_model(model_folder, tmp_path / "exported")
-    model, own = AutoModel.from_pretrained(tmp_path / "exported", trust_remote_code=True), load(model_folder)
-    assert type(model) is not type(own)
-    for edited in (model, own):
-        edited.add_labels(NEW, {"word3": ["word3 word1"]})
-        edited.remove_labels(["label 03"])
-    assert model.predict(TEXTS) == own.predict(TEXTS)
-    model.save_pretrained(tmp_path / "edited")
-    assert "auto_map" in json.loads((tmp_path / "edited" / "config.json").read_text())
-    again = AutoModel.from_pretrained(tmp_path / "edited", trust_remote_code=True)
-    assert again.predict(TEXTS) == load(tmp_path / "edited").predict(TEXTS) == own.predict(TEXTS)
