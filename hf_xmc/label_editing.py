@@ -21,7 +21,7 @@ from .label_vectors import LabelVectors, of_columns
 from .labels import Labels
 from .linear_ranker import LinearRanker, first_node
 from .modeling_heads import LevelHead
-from .ranker_editing import NewLabels, documents_of_classifiers, with_labels, without_nodes
+from .ranker_editing import NewLabels, with_labels, without_nodes
 from .vocabulary import LabelEntry
 
 # Scale of the text of a label among the documents of its classifier, as in the training of a ranker.
@@ -40,16 +40,16 @@ class _Documents(NamedTuple):
         features: Features of all of them, of unit length.
         labels: The new label of each, counted from 0.
         num_texts: Number of texts.
-        count: Number of new labels.
+        num_labels: Number of new labels.
     """
 
     features: Features
     labels: np.ndarray
     num_texts: int
-    count: int
+    num_labels: int
 
     def targets(self) -> csr_matrix:
-        shape = (len(self.labels), self.count)
+        shape = (len(self.labels), self.num_labels)
         return csr_matrix((np.ones(len(self.labels), np.float32), (np.arange(len(self.labels)), self.labels)), shape)
 
 
@@ -88,9 +88,9 @@ class LabelEditingMixin:
         Adds labels to the model, from their texts and from a few examples where given.
 
         A new label becomes a leaf of the label tree where the ranker would look for its text and its examples. Its
-        classifier is trained on these, against what the model keeps of the other labels of the cluster: their label
-        vectors or, in a model without, the positive weights of their classifiers. The classifiers of all other labels
-        stay as they are. Save the model with `save_pretrained`.
+        classifier is trained on these, against the words (and directions of document vectors) that have positive
+        weights in the other classifiers of the cluster. The classifiers of all other labels stay as they are. Save the
+        model with `save_pretrained`.
 
         Args:
             labels (`Mapping` or [`LabelVocabulary`]):
@@ -123,11 +123,10 @@ class LabelEditingMixin:
         new_tree = ranker_tree
         if ranker.tree != tree:
             new_tree = tree.with_labels(self._clusters_of_nearest(ranker, tree, documents, num_threads))
-        others, other_clusters = self._other_documents(ranker, np.unique(clusters))
         weights = np.where(np.arange(len(documents.labels)) < documents.num_texts, _TEXT_WEIGHT, np.float32(1))
         own = _scaled(self.ranker_features(documents.features), weights)
-        further = NewLabels(clusters, own, documents.targets(), self.ranker_features(others), other_clusters)
-        ranker = with_labels(ranker, ranker_tree, further)
+        scale = 1.0 if self.encoder is None else self.config.embedding_scale
+        ranker = with_labels(ranker, ranker_tree, NewLabels(clusters, own, documents.targets(), scale))
         vectors = self.label_vectors
         if vectors is not None:
             vectors = vectors.followed_by(_label_vectors(documents, vectors.columns))
@@ -245,7 +244,7 @@ class LabelEditingMixin:
         """Returns the cluster of each new label, where the ranker finds its documents."""
         tree, level = ranker.tree, ranker.tree.depth - 1
         if level == 0:
-            return np.zeros(documents.count, np.int64)
+            return np.zeros(documents.num_labels, np.int64)
         beam, features = None, documents.features
         if ranker.first_level > 1:
             vectors = torch.from_numpy(features.dense).to(self.device)
@@ -259,7 +258,7 @@ class LabelEditingMixin:
             )
             nodes = np.where(nodes >= 0, nodes - first_node(tree, level), -1)
         rows, places = np.nonzero(nodes >= 0)
-        shape = (documents.count, tree.level_sizes[level - 1])
+        shape = (documents.num_labels, tree.level_sizes[level - 1])
         votes = csr_matrix((np.exp(scores[rows, places]), (documents.labels[rows], nodes[rows, places])), shape=shape)
         return np.asarray(votes.argmax(axis=1)).ravel().astype(np.int64)
 
@@ -271,33 +270,6 @@ class LabelEditingMixin:
         order = np.lexsort((-logits[:, 0], documents.labels))
         _, first = np.unique(documents.labels[order], return_index=True)
         return tree.parents(tree.depth)[tree.leaf_positions[labels[order[first], 0]]]
-
-    def _other_documents(self, ranker: LinearRanker, clusters: np.ndarray) -> tuple[Features, np.ndarray]:
-        """Returns what the model keeps of the documents of the labels of some clusters, and the cluster of each."""
-        vectors, offsets = self.label_vectors, ranker.tree.child_offsets[-1]
-        kinds = (
-            []
-            if vectors is None
-            else [
-                kind
-                for kind in ("text", "centroid")
-                if (not ranker.num_sparse or f"{kind}_tfidf" in vectors.sparse)
-                and (not ranker.num_dense or f"{kind}_vector" in vectors.dense)
-            ]
-        )
-        if vectors is None or not kinds:
-            return documents_of_classifiers(ranker, clusters)
-        places = np.concatenate([np.arange(offsets[node], offsets[node + 1]) for node in clusters])
-        ids = ranker.tree.leaf_labels[places]
-        parts = [
-            Features(
-                vectors.sparse[f"{kind}_tfidf"].rows(ids, vectors.num_labels) if ranker.num_sparse else None,
-                vectors.dense[f"{kind}_vector"][ids].astype(np.float32) if ranker.num_dense else None,
-            )
-            for kind in kinds
-        ]
-        of_each = np.repeat(clusters, np.diff(offsets)[clusters])
-        return reduce(Features.followed_by, parts).normalized(), np.tile(of_each, len(parts))
 
     def _replace(
         self,
@@ -381,7 +353,8 @@ def _label_vectors(documents: _Documents, columns: np.ndarray | None) -> LabelVe
         by_label = csr_matrix(documents.targets().T @ diags(used.astype(np.float32)))
         sparse = None if features.sparse is None else csr_matrix(by_label @ features.sparse)
         kinds.append(Features(sparse, None if features.dense is None else by_label @ features.dense).normalized())
-    return LabelVectors.from_features(*kinds, columns)
+    texts, centroids = kinds
+    return LabelVectors.from_features(texts, centroids, columns)
 
 
 def _keep_rows(head: LevelHead, is_left: np.ndarray) -> None:

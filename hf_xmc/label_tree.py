@@ -257,7 +257,8 @@ class LabelTree:
         is_left[labels] = False
         kept = is_left[self.leaf_labels]
         leaves = (np.cumsum(is_left) - 1)[self.leaf_labels[kept]]
-        levels, child_offsets = [kept], []
+        levels: list[np.ndarray] = [kept]
+        child_offsets: list[np.ndarray] = []
         for offsets in reversed(self.child_offsets):
             children = np.add.reduceat(levels[0], offsets[:-1], dtype=np.int64)
             levels.insert(0, children > 0)

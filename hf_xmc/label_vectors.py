@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csc_matrix, csr_matrix, diags
+from scipy.sparse import csr_matrix, diags
 
 from .checks import CheckedFile
 from .features import Features, normalize_rows
@@ -49,14 +49,13 @@ class InvertedIndex:
         columns = rows.tocsc()
         return cls(columns.indptr.astype(np.int64), columns.indices.astype(np.int32), columns.data.astype(np.float32))
 
-    def followed_by(self, rows: csr_matrix, num_rows: int) -> InvertedIndex:
-        """Returns the index of its `num_rows` rows and of those of a sparse matrix."""
-        columns = rows.tocsc()
-        places = np.repeat(self.term_begin[1:], np.diff(columns.indptr))
+    def followed_by(self, others: InvertedIndex, num_rows: int) -> InvertedIndex:
+        """Returns the index of its `num_rows` rows and of those of another index of the same terms."""
+        places = np.repeat(self.term_begin[1:], np.diff(others.term_begin))
         return InvertedIndex(
-            self.term_begin + columns.indptr,
-            np.insert(self.term_rows, places, columns.indices.astype(np.int32) + np.int32(num_rows)),
-            np.insert(self.term_weights, places, columns.data.astype(np.float32)),
+            self.term_begin + others.term_begin,
+            np.insert(self.term_rows, places, others.term_rows + np.int32(num_rows)),
+            np.insert(self.term_weights, places, others.term_weights),
         )
 
     def without(self, is_left: np.ndarray) -> InvertedIndex:
@@ -65,15 +64,6 @@ class InvertedIndex:
         begin = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[self.term_begin]
         rows = (np.cumsum(is_left) - 1).astype(np.int32)[self.term_rows[kept]]
         return InvertedIndex(begin, rows, self.term_weights[kept])
-
-    def rows(self, ids: np.ndarray, num_rows: int) -> csr_matrix:
-        """Returns some of its `num_rows` rows."""
-        is_wanted = np.zeros(num_rows, dtype=np.bool_)
-        is_wanted[ids] = True
-        chosen = self.without(is_wanted)
-        shape = (int(is_wanted.sum()), len(self.term_begin) - 1)
-        columns = csc_matrix((chosen.term_weights, chosen.term_rows, chosen.term_begin), shape=shape)
-        return csr_matrix(columns.tocsr()[np.cumsum(is_wanted)[ids] - 1])
 
     def products(
         self,
@@ -173,11 +163,7 @@ class LabelVectors:
 
     def followed_by(self, others: LabelVectors) -> LabelVectors:
         """Returns these vectors and those of further labels, which have at least the same kinds."""
-        more = np.arange(others.num_labels)
-        sparse = {
-            name: index.followed_by(others.sparse[name].rows(more, others.num_labels), self.num_labels)
-            for name, index in self.sparse.items()
-        }
+        sparse = {name: index.followed_by(others.sparse[name], self.num_labels) for name, index in self.sparse.items()}
         dense = {name: np.concatenate([vectors, others.dense[name]]) for name, vectors in self.dense.items()}
         return LabelVectors(self.num_labels + others.num_labels, sparse, dense, self.columns)
 

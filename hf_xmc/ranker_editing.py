@@ -14,12 +14,17 @@ from .label_tree import LabelTree
 from .linear_ranker import LOSSES, LinearRanker, RankerWeights, dense_part, first_node, sparse_part
 from .simd import HEADER, LANES
 
-# The classifiers of new labels are trained like those of a ranker, with the defaults of its options. A label has few
-# documents, so that many passes cost little.
-_POSITIVE_COST, _NEGATIVE_COST = 1.0, 2.0
-_PRIOR = np.float32(-1)
+# Costs of positive and negative documents, chosen on validation documents so that new labels neither push others aside
+# nor stay unfound.
+_POSITIVE_COST, _NEGATIVE_COST = 0.5, 2.0
+# The bias of a classifier is constant: the few negatives would not hold it down, and with a higher one a label is
+# predicted for every document that reaches its cluster.
+_BIAS = np.float32(-1)
+# A label has few documents, so that many passes cost little.
 _MAX_PASSES, _TOLERANCE, _SEED = 50, 0.01, 0
 _PRUNE_THRESHOLD = np.float32(1e-4)
+# Clusters whose new labels are trained at a time; it bounds the memory of the documents of the other labels there.
+_CLUSTERS_AT_A_TIME = 32
 
 
 @dataclass(frozen=True)
@@ -31,20 +36,21 @@ class NewLabels:
         clusters (`np.ndarray`): The cluster of each label: its parent, a node of the level above the labels.
         documents ([`Features`]): Documents, in the features of the ranker.
         targets (`csr_matrix`): `(documents, new labels)`, ones for the labels of each document.
-        others ([`Features`]): Documents of other labels.
-        other_clusters (`np.ndarray`): The cluster of each of these; it is negative for the new labels there.
+        dense_norm (`float`, *optional*, defaults to 1.0): Norm of the dense part of a document of other labels.
     """
 
     clusters: np.ndarray
     documents: Features
     targets: csr_matrix
-    others: Features
-    other_clusters: np.ndarray
+    dense_norm: float = 1.0
 
 
 def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> LinearRanker:
     """
     Returns a ranker with further labels.
+
+    The classifier of a new label is trained on its documents. Negatives are the documents of other new labels of the
+    cluster and a stand-in for each old one, see [`documents_of_classifiers`].
 
     The new labels of a cluster are blocks of their own: with another feature in a block, the sums of the other
     classifiers there would be rounded differently.
@@ -57,7 +63,11 @@ def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> Linear
     old, width = ranker.weights, ranker.num_dense + 1
     clusters, counts = np.unique(new.clusters, return_counts=True)
     blocks = _blocks(counts)
-    sizes, records, buckets, dense = _train(ranker, new, clusters, blocks)
+    parts = [
+        _train(ranker, new, clusters, blocks[(blocks[:, 0] >= start) & (blocks[:, 0] < start + _CLUSTERS_AT_A_TIME)])
+        for start in range(0, len(clusters), _CLUSTERS_AT_A_TIME)
+    ]
+    sizes, records, buckets, dense = map(np.concatenate, zip(*parts, strict=True))
     first = first_node(ranker.tree, ranker.tree.depth)
     ends = first + ranker.tree.child_offsets[-1][clusters[blocks[:, 0]] + 1]
     at = np.searchsorted(ranker.block_child, ends)
@@ -144,31 +154,35 @@ def documents_of_classifiers(ranker: LinearRanker, clusters: np.ndarray) -> tupl
     return documents[np.flatnonzero(used)].normalized(), np.repeat(clusters, np.diff(offsets)[clusters])
 
 
-def _train(
-    ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Trains the blocks; the labels are numbered in the order of the tree."""
-    targets = csr_matrix(new.targets[:, np.argsort(new.clusters, kind="stable")])
-    documents = new.documents.followed_by(new.others)
+def _train(ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Trains blocks, given as (position in `clusters`, first new label in the order of the tree, number of labels)."""
+    first, last = blocks[0, 1], blocks[-1, 1:].sum()
+    own = np.argsort(new.clusters, kind="stable")[first:last]
+    parents = np.searchsorted(clusters, new.clusters[own]) - blocks[0, 0]
+    used = np.flatnonzero(np.diff(new.targets[:, own].indptr))
+    targets = csr_matrix(new.targets[used][:, own])
+    num_parents = blocks[-1, 0] - blocks[0, 0] + 1
+    others, other_clusters = documents_of_classifiers(ranker, clusters[blocks[0, 0] :][:num_parents])
+    if others.dense is not None:
+        others = Features(others.sparse, others.dense * np.float32(new.dense_norm))
+    documents = new.documents[used].followed_by(others)
     sparse, dense = sparse_part(documents), dense_part(documents)
+    dense[:, -1] = 0
     norms = squared_norms(sparse.indptr, sparse.data) + (dense**2).sum(axis=1)
+    # The documents that train the labels of each cluster.
     rows, labels = targets.nonzero()
-    owners = np.searchsorted(clusters, np.sort(new.clusters))[labels]
-    others = np.searchsorted(clusters, new.other_clusters)
-    pairs = np.unique(
-        np.concatenate(
-            [owners * len(documents) + rows, others * len(documents) + len(new.documents) + np.arange(len(new.others))]
-        )
-    )
-    target_ptr = np.concatenate([targets.indptr, np.full(len(new.others), targets.nnz)]).astype(np.int64)
-    shortlist_ptr = np.searchsorted(pairs, np.arange(len(clusters) + 1) * len(documents))
-    features = sparse.shape[1]
-    buffers = np.zeros((features, LANES), np.float32), np.zeros(features, np.float32), np.zeros(features, np.int32)
+    places = np.concatenate([rows, len(used) + np.arange(len(others))])
+    owners = np.concatenate([parents[labels], np.searchsorted(clusters, other_clusters) - blocks[0, 0]])
+    pairs = np.unique(owners * len(documents) + places)
+    shortlist_ptr = np.searchsorted(pairs, np.arange(num_parents + 1) * len(documents))
+    target_ptr = np.concatenate([targets.indptr, np.full(len(others), targets.nnz)]).astype(np.int64)
+    size = sparse.shape[1]
+    buffers = np.zeros((size, LANES), np.float32), np.zeros(size, np.float32), np.zeros(size, np.int32)
     return train_blocks(
         sparse.indptr, sparse.indices, sparse.data, dense, norms, target_ptr, targets.indices, targets.data,
-        shortlist_ptr, pairs % len(documents), blocks, LOSSES[ranker.loss], _POSITIVE_COST, _NEGATIVE_COST, False,
-        _PRIOR, np.empty((0, dense.shape[1]), np.float32), _MAX_PASSES, _TOLERANCE, _SEED, _PRUNE_THRESHOLD,
-        ranker.weights.records.shape[1] == HEADER + LANES, sparse.nnz, *buffers,
+        shortlist_ptr, pairs % len(documents), blocks - [blocks[0, 0], first, 0], LOSSES[ranker.loss], _POSITIVE_COST,
+        _NEGATIVE_COST, False, _BIAS, np.empty((0, dense.shape[1]), np.float32), _MAX_PASSES, _TOLERANCE, _SEED,
+        _PRUNE_THRESHOLD, ranker.weights.records.shape[1] == HEADER + LANES, sparse.nnz, *buffers,
     )  # fmt: skip
 
 
