@@ -181,8 +181,10 @@ def test_vectors(vector_model_folder, tmp_path):
         with_indices=True,
     )
     old = XMCForTextClassification.from_pretrained(vector_model_folder)
-    model = extend(tmp_path, str(vector_model_folder), make_vectors(600), new).model
-    assert model.ranker.num_sparse == old.ranker.num_sparse
+    # Texts beside the vectors are not what the model reads.
+    given = [data.add_column("text", ["word"] * len(data)) for data in (make_vectors(600), new)]
+    model = extend(tmp_path, str(vector_model_folder), *given).model
+    assert model.ranker.num_sparse == old.ranker.num_sparse and model.tfidf is None
     assert not same_weights(model.ranker, old.ranker)
 
 
@@ -252,6 +254,11 @@ NEW = documents_of([1, 2])
         (lambda given: given | {"new": None}, ValueError, "train_dataset"),
         (lambda given: given | {"new": make_vectors(5)}, ValueError, "columns"),
         (lambda given: given | {"new": Dataset.from_dict({"text": ["a"], "labels": [[]]})}, ValueError, "has a label"),
+        (
+            lambda given: given | {"new": Dataset.from_dict({"text": ["qq"], "labels": [["q"]]})},
+            ValueError,
+            "can learn",
+        ),
         (lambda given: given | {"model": None}, TypeError, "NoneType"),
         (lambda given: given | {"method": "bonsai"}, ValueError, "method='bonsai'.*method='xr-linear'"),
         (lambda given: given | {"tfidf_min_df": 2}, ValueError, "tfidf_min_df=2.*tfidf_min_df=1"),
@@ -259,7 +266,19 @@ NEW = documents_of([1, 2])
         (lambda given: given | {"ranker_C": 2.0}, ValueError, "ranker_C=2.0"),
         (lambda given: given | {"num_train_epochs": 1}, ValueError, "num_train_epochs"),
     ],
-    ids=["part", "no-new", "columns", "no-labels", "no-model", "method", "tfidf", "tree", "ranker", "epochs"],
+    ids=[
+        "part",
+        "no-new",
+        "columns",
+        "no-labels",
+        "no-terms",
+        "no-model",
+        "method",
+        "tfidf",
+        "tree",
+        "ranker",
+        "epochs",
+    ],
 )
 def test_what_cannot_be_extended(change, error, words, documents, model_folder, tmp_path):
     given = {"model": str(model_folder), "previous": documents, "new": NEW}

@@ -56,7 +56,7 @@ class Extension:
         folder = str(self.model.name_or_path)
         self.args = extended_arguments(args, folder)
         self.previous = len(previous)
-        self.dataset = _joined(previous, new)
+        self.dataset = _joined(self.model, previous, new)
         self.record = TrainingRecord.load(folder)
         # The parts as they are now, in case that the training is interrupted and started again.
         self._parts = {name: getattr(self.model, name) for name in _CHANGED_PARTS}
@@ -76,11 +76,7 @@ class Extension:
             targets = labels.encode(context.dataset.select(range(self.previous)))
             _check_counts(labels, np.bincount(targets.indices, minlength=len(labels)))
             self._new_names = _label_names(new, labels)
-            if not self._new_names and labels.encode(new).nnz == 0:
-                raise ValueError(
-                    "None of the new documents in `train_dataset` has a label: there is nothing to learn. Check the "
-                    "column of the labels."
-                )
+            _check_any(bool(self._new_names) or labels.encode(new).nnz > 0)
             metrics.update(documents=self.previous)
         context.num_previous, context.scorer = self.previous, self._parts["scorer"]
         ranker = self.model.ranker
@@ -100,6 +96,7 @@ class Extension:
             labels.counts = np.bincount(targets.indices, minlength=len(labels)).astype(np.int64)
             labels.num_documents = len(context.dataset)
             changed = np.bincount(targets[self.previous :].indices, minlength=len(labels)) > 0
+            _check_any(bool(changed.any()))
             if isinstance(model.ranker, LinearRanker):
                 context.kept = KeptRanker(model.ranker, changed)
             metrics.update(labels=len(labels), trained_again=int(changed.sum()))
@@ -211,13 +208,17 @@ def _as_json(options: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(options))
 
 
-def _joined(previous: Dataset, new: Dataset) -> Dataset:
-    """Returns all documents, the previous ones first."""
-    if set(previous.column_names) != set(new.column_names):
-        raise ValueError(
-            f"`previous_dataset` has the columns {', '.join(previous.column_names)} and `train_dataset` "
-            f"{', '.join(new.column_names)}. Both need the same."
-        )
+def _joined(model: XMCForTextClassification, previous: Dataset, new: Dataset) -> Dataset:
+    """Returns all documents, the previous ones first, with the columns that the model reads."""
+    reads_text = model.tfidf is not None or model.encoder is not None
+    columns = ["text", "labels"] if reads_text else ["feature_ids", "feature_values", "labels"]
+    for name, dataset in {"previous_dataset": previous, "train_dataset": new}.items():
+        if set(columns) - set(dataset.column_names):
+            raise ValueError(
+                f"The model reads the columns {', '.join(columns)}; `{name}` has {', '.join(dataset.column_names)}. Pass "
+                "documents like those of its training."
+            )
+    previous, new = previous.select_columns(columns), new.select_columns(columns)
     kinds = previous.features
     if new.features["labels"] != kinds["labels"]:
         # Labels that are numbers in one of them have the same names as strings.
@@ -236,6 +237,14 @@ def _check_counts(labels: Labels, counts: np.ndarray) -> None:
             f"{counts[first]:,} documents there and {labels.counts[first]:,} in the model, and {len(wrong) - 1:,} "
             f"other labels differ, too. Pass all {labels.num_documents:,} documents of its training, and none of the "
             "new ones: labels that occur in new documents are learnt from both."
+        )
+
+
+def _check_any(has_labels: bool) -> None:
+    if not has_labels:
+        raise ValueError(
+            "None of the new documents in `train_dataset` has a label that the model can learn. Check the column of "
+            "the labels."
         )
 
 
