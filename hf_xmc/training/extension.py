@@ -215,8 +215,8 @@ def _joined(model: XMCForTextClassification, previous: Dataset, new: Dataset) ->
     for name, dataset in {"previous_dataset": previous, "train_dataset": new}.items():
         if set(columns) - set(dataset.column_names):
             raise ValueError(
-                f"The model reads the columns {', '.join(columns)}; `{name}` has {', '.join(dataset.column_names)}. Pass "
-                "documents like those of its training."
+                f"The model reads the columns {', '.join(columns)}; `{name}` has {', '.join(dataset.column_names)}. "
+                "Pass documents like those of its training."
             )
     previous, new = previous.select_columns(columns), new.select_columns(columns)
     kinds = previous.features
