@@ -26,6 +26,9 @@ from .vocabulary import LabelEntry
 
 # Scale of the text of a label among the documents of its classifier, as in the training of a ranker.
 _TEXT_WEIGHT = np.float32(0.5)
+# Length of the vector of a text in place of a missing centroid. A scorer that was fitted without such labels takes the
+# two for independent evidence; chosen on validation documents.
+_CENTROID_SCALE = np.float32(0.5)
 # Clusters that a document of a new label votes for.
 _CLUSTERS = 10
 # Names of labels that an error or the record of an edit lists.
@@ -125,9 +128,9 @@ class LabelEditingMixin:
             new_tree = tree.with_labels(self._clusters_of_nearest(ranker, tree, documents, num_threads))
         weights = np.where(np.arange(len(documents.labels)) < documents.num_texts, _TEXT_WEIGHT, np.float32(1))
         own = _scaled(self.ranker_features(documents.features), weights)
-        scale = 1.0 if self.encoder is None else self.config.embedding_scale
-        ranker = with_labels(ranker, ranker_tree, NewLabels(clusters, own, documents.targets(), scale))
-        vectors = self.label_vectors
+        vectors, scale = self.label_vectors, 1.0 if self.encoder is None else self.config.embedding_scale
+        centroids = None if vectors is None else vectors.dense.get("centroid_vector")
+        ranker = with_labels(ranker, ranker_tree, NewLabels(clusters, own, documents.targets(), centroids, scale))
         if vectors is not None:
             vectors = vectors.followed_by(_label_vectors(documents, vectors.columns))
         new.edits.append(_edit("added", names, int(counts.sum())))
@@ -354,7 +357,13 @@ def _label_vectors(documents: _Documents, columns: np.ndarray | None) -> LabelVe
         sparse = None if features.sparse is None else csr_matrix(by_label @ features.sparse)
         kinds.append(Features(sparse, None if features.dense is None else by_label @ features.dense).normalized())
     texts, centroids = kinds
-    return LabelVectors.from_features(texts, centroids, columns)
+    filled = _scaled(texts, np.where(_are_known(centroids), np.float32(0), _CENTROID_SCALE))
+    sparse, dense = centroids.sparse, centroids.dense
+    if sparse is not None and filled.sparse is not None:
+        sparse = csr_matrix(sparse + filled.sparse)
+    if dense is not None and filled.dense is not None:
+        dense = dense + filled.dense
+    return LabelVectors.from_features(texts, Features(sparse, dense), columns)
 
 
 def _keep_rows(head: LevelHead, is_left: np.ndarray) -> None:

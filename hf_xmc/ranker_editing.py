@@ -36,12 +36,15 @@ class NewLabels:
         clusters (`np.ndarray`): The cluster of each label: its parent, a node of the level above the labels.
         documents ([`Features`]): Documents, in the features of the ranker.
         targets (`csr_matrix`): `(documents, new labels)`, ones for the labels of each document.
-        dense_norm (`float`, *optional*, defaults to 1.0): Norm of the dense part of a document of other labels.
+        vectors (`np.ndarray`, *optional*):
+            Dense features of the documents of each old label, `(labels, dimensions)` of unit length.
+        dense_norm (`float`, *optional*, defaults to 1.0): Norm of the dense features of a document.
     """
 
     clusters: np.ndarray
     documents: Features
     targets: csr_matrix
+    vectors: np.ndarray | None = None
     dense_norm: float = 1.0
 
 
@@ -119,7 +122,9 @@ def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) ->
     return _like(ranker, tree, weights)
 
 
-def documents_of_classifiers(ranker: LinearRanker, clusters: np.ndarray) -> tuple[Features, np.ndarray]:
+def documents_of_classifiers(
+    ranker: LinearRanker, clusters: np.ndarray, vectors: np.ndarray | None = None
+) -> tuple[Features, np.ndarray]:
     """
     Returns a document for each label of some clusters, made of the positive weights of its classifier.
 
@@ -128,6 +133,9 @@ def documents_of_classifiers(ranker: LinearRanker, clusters: np.ndarray) -> tupl
     Args:
         ranker ([`LinearRanker`]): The ranker.
         clusters (`np.ndarray`): Nodes of the level above the labels, ascending.
+        vectors (`np.ndarray`, *optional*):
+            Dense part of the document of each label. By default all dense weights of its classifier: a poor choice,
+            as it lacks what all documents have in common.
 
     Returns:
         `tuple[Features, np.ndarray]`: the documents, of unit length, and the cluster of each.
@@ -150,8 +158,11 @@ def documents_of_classifiers(ranker: LinearRanker, clusters: np.ndarray) -> tupl
     )
     sizes = np.diff(ranker.block_child)[blocks]
     used = (np.arange(LANES) < sizes[:, None]).ravel()
-    documents = Features(sparse if ranker.num_sparse else None, dense if width > 1 else None)
-    return documents[np.flatnonzero(used)].normalized(), np.repeat(clusters, np.diff(offsets)[clusters])
+    documents = Features(sparse if ranker.num_sparse else None, dense if width > 1 else None)[np.flatnonzero(used)]
+    if vectors is not None:
+        places = np.concatenate([np.arange(offsets[node], offsets[node + 1]) for node in clusters])
+        documents = Features(documents.sparse, vectors[tree.leaf_labels[places]].astype(np.float32))
+    return documents.normalized(), np.repeat(clusters, np.diff(offsets)[clusters])
 
 
 def _train(ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -162,7 +173,7 @@ def _train(ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: n
     used = np.flatnonzero(np.diff(new.targets[:, own].indptr))
     targets = csr_matrix(new.targets[used][:, own])
     num_parents = blocks[-1, 0] - blocks[0, 0] + 1
-    others, other_clusters = documents_of_classifiers(ranker, clusters[blocks[0, 0] :][:num_parents])
+    others, other_clusters = documents_of_classifiers(ranker, clusters[blocks[0, 0] :][:num_parents], new.vectors)
     if others.dense is not None:
         others = Features(others.sparse, others.dense * np.float32(new.dense_norm))
     documents = new.documents[used].followed_by(others)

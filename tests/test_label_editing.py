@@ -140,11 +140,15 @@ def test_documents_of_classifiers():
     np.testing.assert_allclose(documents.sparse.toarray(), positive / np.where(norms, norms, 1), atol=1e-6)
     lengths = np.linalg.norm(dense, axis=1, keepdims=True)
     np.testing.assert_allclose(documents.dense, dense / np.where(lengths, lengths, 1), atol=1e-6)
+    vectors = np.random.default_rng(0).normal(size=(UNEVEN_LABELS, 3)).astype(np.float16)
+    given, _ = documents_of_classifiers(ranker, chosen, vectors)
+    expected = vectors[tree.leaf_labels[nodes]].astype(np.float32)
+    np.testing.assert_allclose(given.dense, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [([16, 1], "does not divide"), ([0], "block_sizes"), ([17], "block_sizes"), ("all", "another number of nodes")],
+    [([16, 1], "does not divide"), ([0], "does not divide"), ([17], "outside 0..16"), ("more", "is for 31 nodes")],
 )
 def test_damaged_block_sizes(sizes, message, tmp_path):
     ranker, features = trained("flat")
@@ -153,10 +157,10 @@ def test_damaged_block_sizes(sizes, message, tmp_path):
     path = tmp_path / "ranker.safetensors"
     tensors, metadata = load_tensors(str(path), "linear ranker")
     tensors = {name: np.array(array) for name, array in tensors.items()}
-    tensors["block_sizes"] = np.append(tensors["block_sizes"], 1) if sizes == "all" else np.array(sizes)
+    tensors["block_sizes"] = np.append(tensors["block_sizes"], 1) if sizes == "more" else np.array(sizes)
     tensors["block_sizes"] = tensors["block_sizes"].astype(np.uint8)
     save_tensors(str(path), tensors, "linear ranker", {k: v for k, v in metadata.items() if k != "hf_xmc"})
-    with pytest.raises(ValueError, match="block_sizes"):
+    with pytest.raises(ValueError, match=f"block_sizes.*{message}"):
         LinearRanker.from_pretrained(tmp_path, tree=larger.tree)
 
 
@@ -285,6 +289,12 @@ def test_new_label_vectors(model):
     text, example = (model.label_vectors.scores(f"{kind}_tfidf", own)[:, -1] for kind in ("text", "centroid"))
     assert text[0] > 0.999 and text[1] == 0
     assert example[0] == 0 and 0.8 < example[1] < 0.999
+    # Without examples, half of the vector of the text.
+    model.add_labels({"plain": "topic07 topic08"})
+    again = model.label_vectors.scores("centroid_tfidf", own)
+    assert again[0, -1] == pytest.approx(0.5, abs=1e-3)
+    np.testing.assert_array_equal(again[:, -2], example)
+    model.remove_labels(["plain"])
     for name, scores in old.items():
         np.testing.assert_array_equal(model.label_vectors.scores(name, model.featurize(TEXTS))[:, :-1], scores)
 
