@@ -255,6 +255,11 @@ def test_added_labels(model, tmp_path):
     top_k = 4 if model.tfidf.analyzer == "word" else 12
     found = [{label for label, _ in row} for row in model.predict(TEXTS[:3], top_k=top_k, beam_size=0)]
     assert "new a" in found[0] and "new b" in found[1] and "word3" in found[2]
+    every = model.predict(TEXTS, 63, beam_size=0, predict_with="ranker")
+    for row, chosen in zip(
+        every, model.predict(TEXTS, labels=["new a", "label 07"], predict_with="ranker"), strict=True
+    ):
+        assert dict(chosen) == {label: score for label, score in row if label in ("new a", "label 07")}
     assert_round_trip(model, tmp_path)
 
 
