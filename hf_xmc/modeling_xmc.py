@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from .configuration_xmc import SelfContainedConfig, XMCConfig
 from .features import Features
 from .knn_ranker import KNNRanker, KNNVectors
+from .label_editing import LabelEditingMixin
 from .label_tree import LabelTree
 from .label_vectors import LabelVectors
 from .labels import Labels
@@ -48,7 +49,7 @@ PREDICT_WITH = ("all", "both", *PARTS)
 SORT_CHUNK = 4096
 
 
-class XMCForTextClassification(PredictMixin, PartsMixin, XMCPreTrainedModel):
+class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCPreTrainedModel):
     """
     Predicts a few of very many labels for texts or vectors.
 

@@ -351,7 +351,7 @@ def test_loaded_weights_are_mapped(tmp_path):
     again = LinearRanker.from_pretrained(tmp_path, tree=ranker.tree)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path / RANKER_FILE) in line]
     spans = [tuple(int(part, 16) for part in line.split()[0].split("-")) for line in maps]
-    for array in vars(again.weights).values():
+    for array in again.weights.arrays.values():
         address = array.__array_interface__["data"][0]
         assert any(first <= address < last for first, last in spans)
     assert same_weights(again, ranker) and len(again.predict(features)[0]) == 200
