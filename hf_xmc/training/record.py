@@ -283,6 +283,12 @@ def is_hub_id(name: str | None) -> bool:
     return True
 
 
+def speed_metrics(prefix: str, start: float, num_samples: int) -> dict[str, float]:
+    """As `speed_metrics` of transformers, since a `start` by `time.perf_counter`, which does not jump as clocks do."""
+    seconds = time.perf_counter() - start
+    return {f"{prefix}_runtime": round(seconds, 4), f"{prefix}_samples_per_second": round(num_samples / seconds, 3)}
+
+
 def describe_machine() -> dict[str, Any]:
     """Returns processor, cores and accelerators of this machine."""
     machine: dict[str, Any] = {"processor": _processor(), "cores": available_cores()}

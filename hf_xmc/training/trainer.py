@@ -21,7 +21,7 @@ from transformers import (
     TrainerState,
     set_seed,
 )
-from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
+from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
@@ -42,7 +42,7 @@ from .contrastive import make_levels
 from .extension import Extension
 from .level_trainer import LevelTrainer
 from .progress import StageProgressCallback, quiet_libraries
-from .record import TrainingRecord, TrainingRecorder, first_dataset
+from .record import TrainingRecord, TrainingRecorder, first_dataset, speed_metrics
 from .setup import (
     check_best_metric,
     check_can_train,
@@ -254,7 +254,7 @@ class XMCTrainer(LevelTrainer):
         checkpoint = None if extends else find_checkpoint(self.args, resume)
         resumes = checkpoint is not None or (bool(resume) and was_interrupted)
         dataset = check_can_train(self.model, self.args, self.train_dataset, resumes, extends)
-        start = time.time()
+        start = time.perf_counter()
         self.cache.start(resume=bool(resume))
         assert self._progress is not None
         has_steps = self.model.encoder is not None and not extends
@@ -273,7 +273,7 @@ class XMCTrainer(LevelTrainer):
         self.recorder.record.label_texts = list(context.text_uses)
         self.recorder.record.extensions = [] if self.extension is None else self.extension.describe()
         self._progress.note_label_texts(self.model.labels, context.text_uses, context.label_texts is not False)
-        metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
+        metrics = {**output.metrics, **speed_metrics("train", start, len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
         if self.cache.is_shared:
             metrics["train_processes"] = self.cache.processes.count
@@ -421,7 +421,7 @@ class XMCTrainer(LevelTrainer):
                 results.update(self.evaluate(part, metric_key_prefix=f"{metric_key_prefix}_{name}"))
             return results
         dataset = self._prepare(dataset)
-        start = time.time()
+        start = time.perf_counter()
         options: dict[str, Any] = {"batch_size": self.args.per_device_eval_batch_size, "runtime": self.runtime}
         if self._levels is not None and self.model.ranker is None:
             # During fine-tuning only what is trained now can be evaluated.
@@ -434,10 +434,10 @@ class XMCTrainer(LevelTrainer):
             output = self._predict(dataset)
             further = self.compute_metrics(EvalPrediction(*output))
             results.update({f"{metric_key_prefix}_{name}": value for name, value in further.items()})
-        results.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
+        results.update(speed_metrics(metric_key_prefix, start, len(dataset)))
         self.log(dict(results))
         if self._levels is None:
-            self.recorder.add_evaluation(metric_key_prefix, dataset, metrics, time.time() - start)
+            self.recorder.add_evaluation(metric_key_prefix, dataset, metrics, time.perf_counter() - start)
             if self.recorder.record.seconds is not None:  # trained here: the model in `output_dir` is this one
                 self.publisher.update_model_card()
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, results)
@@ -459,9 +459,9 @@ class XMCTrainer(LevelTrainer):
             `label_ids` the true labels known to the model, padded with -100 (`None` without labels).
         """
         dataset = self._prepare(test_dataset, require_labels=False)
-        start = time.time()
+        start = time.perf_counter()
         predictions, label_ids = self._predict(dataset)
-        metrics = speed_metrics(metric_key_prefix, start, num_samples=len(dataset))
+        metrics = speed_metrics(metric_key_prefix, start, len(dataset))
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         return PredictionOutput(predictions, label_ids, metrics)  # type: ignore[arg-type]
 
