@@ -109,10 +109,8 @@ def main() -> None:
         times = latencies(folders, results[0]["texts"])
     names = [row["bucket"] for row in results[0]["buckets"]]
     first = results[0]
-    print(
-        f"\n{args.dataset}, {args.split}: {first['documents']:,} documents, {first['labels']:,} labels with documents, "
-    )
-    print(f"median of their documents {first['median']:g}; {results[-1]['labels']:,} labels with label texts\n")
+    print(f"\n{args.dataset}, {args.split}: {first['documents']:,} documents, {first['labels']:,} labels in them")
+    print(f"(median {first['median']:g} documents), {results[-1]['labels']:,} labels with label texts\n")
     print(f"| | P@1 | nDCG@5 | PSP@5 | {' | '.join(f'R@5, {name}' for name in names)} | CPU, s | MB | ms |")
     print(f"|---|{'---:|' * (6 + len(names))}")
     for weight, result, latency in zip(variants, results, times, strict=True):

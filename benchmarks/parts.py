@@ -133,8 +133,10 @@ def predict(
     weights = scorer.weights[None, :, :, 0] * (1 - frequency)[:, None, None]
     weights = weights + scorer.weights[None, :, :, 1] * frequency[:, None, None]
     counts = log_counts[label]
-    logits = (views * weights).sum(axis=(1, 2)) + scorer.bias
-    logits = logits + scorer.count_weights[0] * counts + scorer.count_weights[1] * counts**2
+    bias = scorer.bias + scorer.count_weights[0] * counts + scorer.count_weights[1] * counts**2
+    unseen = counts == 0
+    weights[unseen], bias[unseen] = scorer.weights[None, :, :, 2], scorer.unseen_bias
+    logits = (views * weights).sum(axis=(1, 2)) + bias
     order = np.lexsort((label, -logits, scored["document"]))
     place = np.arange(len(order)) - np.searchsorted(scored["document"][order], scored["document"][order])
     shown, place = order[place < _SHOWN], place[place < _SHOWN]
