@@ -201,6 +201,20 @@ def test_labels_without_documents_can_be_left_out(tmp_path):
     assert len(trainer.model.labels) == NUM_LABELS - 1 and "label 59" not in trainer.model.labels.names
 
 
+@pytest.mark.parametrize("text", ["", "the same name"])
+def test_texts_that_tell_nothing_apart(tmp_path, text):
+    data = make_documents(300)
+    trainer = train_linear(tmp_path, data, label_texts=dict.fromkeys(TOPICS, text))
+    assert trainer.model.labels.texts == [text] * NUM_LABELS
+    found = trainer.model.predict(data["text"][:50], top_k=1)
+    assert sum(row[0][0] in true for row, true in zip(found, data["labels"][:50], strict=True)) >= 45
+
+
+def test_texts_of_unknown_labels_only(tmp_path):
+    with pytest.raises(ValueError, match="None of the 60 labels.*'nobody'"):
+        train_linear(tmp_path, make_documents(300), label_texts={"nobody": "has this label"})
+
+
 def test_texts_of_labels_that_are_numbers(tmp_path):
     data = Dataset.from_dict({"text": [f"w{i % 4}" for i in range(40)], "labels": [[i % 4] for i in range(40)]})
     options = {"tfidf_min_df": 1, "label_text_weight": 0.5}
