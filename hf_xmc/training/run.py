@@ -19,6 +19,7 @@ from ..evaluation.report import format_metrics, format_recall
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..scorer import Scorer
+from ..tfidf import FIRST_LINE
 from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
 from .progress import StageProgressCallback, format_size, quiet_libraries
@@ -85,7 +86,7 @@ def train(
     output_dir: str | os.PathLike,
     *,
     encoder: str | None = None,
-    text_column: str | None = None,
+    text_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
     label_delimiter: str | None = None,
     encoding: str | None = None,
@@ -113,8 +114,9 @@ def train(
             Folder of the model.
         encoder (`str`, *optional*):
             Folder or Hub id of a transformer encoder to fine-tune.
-        text_column (`str`, *optional*):
-            Column of the texts.
+        text_column (`str` or `Sequence[str]`, *optional*):
+            Column of the texts, or several, such as `["title", "abstract"]`. The words of the first one get features
+            of their own (`tfidf_lead_words=-1`).
         label_column (`str`, *optional*):
             Column of the labels.
         label_delimiter (`str`, *optional*):
@@ -248,6 +250,9 @@ class _Run:
         scorer: Scorer | None = None,
     ) -> XMCTrainer:
         options = {**self.options, "push_to_hub": False} if again else self.options
+        columns = self.found.columns
+        texts = [columns.text, *columns.more_texts] if columns else []
+        options = with_lead(options, texts)
         args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
         if options["method"] == "auto" and scorer is None:
             self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
@@ -260,9 +265,10 @@ class _Run:
             callbacks=[self.progress],
         )
         trainer.scorer = scorer
+        trainer.model.config.text_columns = texts if len(texts) > 1 else None
         record = trainer.recorder.record
         record.dataset, record.split = public_name(self.found.name), "train"
-        record.columns = asdict(self.found.columns) if self.found.columns else None
+        record.columns = asdict(columns) if columns else None
         resume = self.options.get("resume_from_checkpoint")
         output = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
         self.seconds += output.metrics.get("train_runtime", 0.0)
@@ -285,8 +291,18 @@ class _Run:
         return TrainReport(self.folder, labels.num_documents, len(labels), size, self.seconds, self.found, **results)
 
 
+def with_lead(options: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Options with features for the first of several columns of texts, unless they choose others."""
+    if len(texts) < 2 or options.get("tfidf_lead_words") is not None:
+        return options
+    return {**options, "tfidf_lead_words": FIRST_LINE}
+
+
 def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
-    """Refuses now, and not after the first training, to overwrite a model."""
+    """Refuses now, and not after the first training, to overwrite a model or a file."""
+    for path in (Path(folder), *Path(folder).parents):
+        if path.is_file():
+            raise NotADirectoryError(f"`output_dir`: `{path}` is a file. Choose a folder for the model (`--output`).")
     if os.path.exists(os.path.join(folder, CONFIG_NAME)):
         if not options.get("overwrite") and not options.get("resume_from_checkpoint"):
             raise FileExistsError(
@@ -314,7 +330,8 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
     if columns is not None:
         how = {"lists": "lists", "JSON lists": "lists in brackets", "one each": "one in each row"}
         form = how.get(columns.format) or f"separated by {columns.delimiter!r}"
-        lines.append(("  text", f"column `{columns.text}`", "--text-column"))
+        names = [f"`{name}`" for name in (columns.text, *columns.more_texts)]
+        lines.append(("  text", f"column{'s'[: len(names) - 1]} {', '.join(names)}", "--text-column"))
         lines.append(("  labels", f"column `{columns.labels}`, {form}", "--label-column, --label-delimiter"))
     if counts is not None and counts.documents < counts.rows:
         left_out = {"without text": counts.empty, "without labels": counts.unlabelled}
