@@ -240,10 +240,8 @@ class RankerArguments(Part):
         "keep a third of it, at least 20.",
         least=1,
     )
-    beam_size: int = option(
-        40,
-        "Beam size at prediction. 20 are enough for a few thousand labels; 160 are better for 50,000 or more.",
-        least=1,
+    beam_size: int | None = option(
+        None, "Beam size at prediction. By default a twenty-fifth of the clusters of labels, at least 40.", least=1
     )
     prune_threshold: float = option(
         1e-4, "Drop weights that change the logits of a node by less than this (root mean square).", least=0

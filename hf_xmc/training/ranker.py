@@ -35,9 +35,17 @@ DOCUMENTS_PER_TASK = 8192
 # Pieces of a level that are shared among processes and cached: the largest useful number of processes.
 MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
+# The default beam at prediction.
+_LEAST_BEAM, _CLUSTERS_PER_BEAM = 40, 25
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
 COPIED_NONZEROS = 1 << 20
+
+
+def default_beam(tree: LabelTree) -> int:
+    """Beam size for a tree: on held-out documents wider beams pay with many clusters, and cost time."""
+    clusters = tree.level_sizes[-2] if tree.depth > 1 else 1
+    return max(_LEAST_BEAM, clusters // _CLUSTERS_PER_BEAM)
 
 
 def train_ranker(
@@ -98,7 +106,7 @@ def train_ranker(
                 num_dense=features.num_dense,
                 loss=arguments.loss,
                 ranking=arguments.ranking,
-                beam_size=arguments.beam_size,
+                beam_size=arguments.beam_size or default_beam(tree),
                 first_level=first_level,
             )
 

@@ -39,6 +39,8 @@ from .ranker import train_ranker
 from .scoring import fit_scorer, score_candidates
 
 _MATRIX_FILE = "matrix.safetensors"
+# Documents whose vectors are looked at.
+_NUM_SAMPLED = 10_000
 
 Stage = Callable[[RunContext], None]
 
@@ -67,14 +69,22 @@ def make_features(context: RunContext) -> None:
         if not (has_text if kind == "text" else has_vectors):
             raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
         if kind == "vectors":
-            model.config.vector_power = args.feature_power
-            context.features = model.prepare_vectors(Features(feature_matrix(dataset)))
+            vectors = feature_matrix(dataset)
+            model.config.vector_power = args.feature_power or _default_power(vectors)
+            context.features = model.prepare_vectors(Features(vectors))
+            metrics.update(power=model.config.vector_power)
         else:
             model.tfidf, matrix = context.runtime.cache.once(
                 "tf-idf", lambda: _fit_tfidf(context), _save_tfidf, _load_tfidf
             )
             context.features = Features(matrix)
         metrics.update(features=context.features.num_sparse)
+
+
+def _default_power(vectors: csr_matrix) -> float:
+    """Damps raw counts, whose rows have any length. Rows of length 1 have been weighted already."""
+    squares = vectors[:_NUM_SAMPLED].power(2).sum(axis=1)
+    return 1.0 if np.allclose(squares[squares > 0], 1, atol=0.05) else 0.75
 
 
 def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
