@@ -28,8 +28,13 @@ from hf_xmc.features import Features
 from hf_xmc.inference.predict import evaluate_model
 from hf_xmc.modeling_xmc import XMCForTextClassification
 from hf_xmc.parallel.stage_cache import Runtime
-from hf_xmc.scorer import Scorer
-from hf_xmc.training.scoring import fit_scorer, held_out_documents, score_candidates
+from hf_xmc.training.scoring import (
+    fit_scorer,
+    held_out_documents,
+    join_candidates,
+    rank_candidates,
+    score_candidates,
+)
 
 _TFIDF = ("text_tfidf", "centroid_tfidf")
 _VECTORS = ("text_vector", "centroid_vector")
@@ -114,28 +119,6 @@ def sets_of_parts(model: XMCForTextClassification) -> dict[str, list[str]]:
     return {title: names for i, (title, names) in enumerate(found.items()) if names not in list(found.values())[:i]}
 
 
-def predict(
-    scorer: Scorer, names: list[str], scored: dict[str, np.ndarray], log_counts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The best labels of each document with their probabilities."""
-    columns = [names.index(name) for name in scorer.parts]
-    label, frequency = scored["label"], log_counts[scored["label"]] / log_counts.max()
-    views = np.stack([scored["scores"][:, columns], scored["differences"][:, columns]], axis=2)
-    weights = scorer.weights[None, :, :, 0] * (1 - frequency)[:, None, None]
-    weights = weights + scorer.weights[None, :, :, 1] * frequency[:, None, None]
-    counts = log_counts[label]
-    logits = (views * weights).sum(axis=(1, 2)) + scorer.bias
-    logits = logits + scorer.count_weights[0] * counts + scorer.count_weights[1] * counts**2
-    order = np.lexsort((label, -logits, scored["document"]))
-    place = np.arange(len(order)) - np.searchsorted(scored["document"][order], scored["document"][order])
-    shown, place = order[place < _SHOWN], place[place < _SHOWN]
-    labels = np.full((int(scored["count"][0]), _SHOWN), -1)
-    probabilities = np.zeros(labels.shape)
-    labels[scored["document"][shown], place] = label[shown]
-    probabilities[scored["document"][shown], place] = scorer.probabilities(logits[shown])
-    return labels, probabilities
-
-
 def reliability(labels: np.ndarray, probabilities: np.ndarray, truth: csr_matrix) -> list[tuple[int, float, float]]:
     """Number, mean probability and share of true labels in groups of equal size."""
     document, place = np.nonzero(labels >= 0)
@@ -177,13 +160,7 @@ def main() -> None:
     assert model.labels is not None
     names, log_counts = model.available_parts, model.labels.log_counts
     fitted = [score_candidates(model, features, names) for features in chunks(model, validation)]
-    scored, first = [], 0
-    for features in chunks(model, test):
-        chunk = score_candidates(model, features, names)
-        scored.append({**chunk, "document": chunk["document"] + first})
-        first += int(chunk["count"][0])
-    tested = {name: np.concatenate([chunk[name] for chunk in scored]) for name in scored[0]}
-    tested["count"] = np.array([first])
+    tested = join_candidates(score_candidates(model, features, names) for features in chunks(model, test))
     truth, known = model.labels.encode(test, keep_unseen=True), model.labels.encode(validation)
     print(f"{vars(args)}\n{len(test):,} documents, trained in {seconds:.0f} s\n")
     lean = {name: 100 * value for name, value in measure_lean(args).items()}
@@ -197,7 +174,7 @@ def main() -> None:
             for chunk in fitted
         ]
         scorer = fit_scorer(parts, selected, known, log_counts)
-        labels, probabilities = predict(scorer, names, tested, log_counts)
+        labels, probabilities = rank_candidates(scorer, names, tested, log_counts, _SHOWN)
         metrics = XMCMetrics(ks=(1, 5), counts=model.labels.counts, num_documents=model.labels.num_documents)
         metrics.update(labels[:, :5], truth)
         values = {name: 100 * value for name, value in metrics.compute().items()}

@@ -212,7 +212,7 @@ def test_names_of_earlier_versions(name):
         # Options without effect.
         ({"level_epochs": [2.0]}, "level_epochs"),
         ({"method": "dismec", "encoder_max_length": 64}, "encoder_max_length"),
-        ({"knn_exponent": 2.0}, "knn_exponent"),
+        ({"method": "xr-linear", "knn_exponent": 2.0}, "knn_exponent"),
         ({"method": "knn", "ranker_C": 2.0}, "ranker_C"),
         ({"method": "knn", "tree_branching": 4}, "tree_branching"),
         ({"method": "knn", "knn_count": 0}, "knn_count"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import metric_oracles
 import numpy as np
 import oracles
 import pytest
 from conftest import make_documents, train_linear
+from datasets import Dataset
 from scipy.sparse import csr_matrix
 from scipy.special import expit, logit
 from sklearn.linear_model import LogisticRegression
@@ -19,7 +21,14 @@ from hf_xmc.remote_code import code_files
 from hf_xmc.scorer import SCORER_FILE, PartScores, Scorer, default_scorer, unite
 from hf_xmc.tfidf import TfidfFeaturizer
 from hf_xmc.training.parts import index_vectors, make_label_vectors, word_columns
-from hf_xmc.training.scoring import MIN_DOCUMENTS, fit_scorer, held_out_documents
+from hf_xmc.training.scoring import (
+    MIN_DOCUMENTS,
+    candidates_of,
+    fit_scorer,
+    gain_of_parts,
+    held_out_documents,
+    rank_candidates,
+)
 
 
 def lists_of(targets):
@@ -223,6 +232,73 @@ def test_few_documents_get_fixed_weights():
     scorer = fit_scorer(["ranker", "knn_tfidf"], [chunk], targets, log_counts)
     assert scorer.num_documents == 0
     assert np.array_equal(scorer.weights, default_scorer(["ranker", "knn_tfidf"]).weights)
+
+
+def test_ranked_candidates_are_those_of_the_scorer():
+    rng = np.random.default_rng(6)
+    parts = {name: PartScores.from_matrix(rng.random((250, 30), np.float32), 12) for name in ("ranker", "heads")}
+    truth = csr_matrix(rng.random((250, 30)) < parts["heads"].matrix / 3)
+    log_counts = np.log1p(rng.integers(1, 50, 30)).astype(np.float32)
+    chunk = candidates_of(parts, 30)
+    scorer = fit_scorer(list(parts), [chunk], truth, log_counts)
+    labels, probabilities = rank_candidates(scorer, list(parts), chunk, log_counts, 5)
+    expected, expected_labels = scorer.predict(parts, log_counts, 5)
+    assert np.array_equal(labels, expected_labels) and probabilities == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("is_useful", [True, False])
+def test_the_gain_of_parts_is_that_of_other_documents(is_useful):
+    rng = np.random.default_rng(7)
+    scores = rng.random((600, 30), np.float32)
+    truth = csr_matrix(rng.random((600, 30)) < (scores if is_useful else 0.5) ** 4)
+    parts = {"ranker": PartScores.from_matrix(rng.random((600, 30), np.float32), 12)}
+    parts["knn_tfidf"] = PartScores.from_matrix(scores, 12)
+    log_counts = np.log1p(np.full(30, 20)).astype(np.float32)
+    chunk = candidates_of(parts, 30)
+    gain, error = gain_of_parts(["knn_tfidf", "knn_vector"], list(parts), chunk, truth, log_counts)
+    results = []
+    for names in (list(parts), ["ranker"]):
+        kept = {name: parts[name] for name in names}
+        for fold in (0, 1):
+            rows = chunk["document"] % 2 == fold
+            half = {key: values if key == "count" else values[rows] for key, values in chunk.items()}
+            columns = [list(parts).index(name) for name in names]
+            half.update({key: half[key][:, columns] for key in ("scores", "differences")})
+            scorer = fit_scorer(names, [half], truth, log_counts)
+            # Candidates are those of all parts.
+            _, labels = scorer.predict(kept, log_counts, 5, unite(parts, 10))
+            for i in range(1 - fold, 600, 2):
+                true = set(truth[i].indices)
+                found = metric_oracles.ranking_metrics([labels[i].tolist()], [true], 5) if true else {"nDCG@5": 0.0}
+                results.append((names, found["nDCG@5"]))
+    both, alone = ([value for own, value in results if own == names] for names in (list(parts), ["ranker"]))
+    assert gain == pytest.approx(np.mean(both) - np.mean(alone), abs=1e-6)
+    assert error == pytest.approx(np.std(np.subtract(both, alone)) / 600**0.5, abs=1e-6)
+    assert gain > 10 * error if is_useful else gain < 2 * error
+
+
+def test_auto_keeps_similar_documents_that_pay(tmp_path):
+    """Texts in which pairs of words stand for labels: classifiers of single words do not see them, neighbours do."""
+    rng = np.random.default_rng(8)
+    templates = [(rng.choice(400, 12, replace=False), rng.choice(50, 3, replace=False)) for _ in range(700)]
+    rows = [templates[i] for i in rng.integers(0, 700, 4000)]
+    texts = [" ".join(f"word{word}" for word in rng.permutation(words)[:8]) for words, _ in rows]
+    data = Dataset.from_dict({"text": texts, "labels": [[f"code{label}" for label in labels] for _, labels in rows]})
+    model = train_auto(tmp_path / "pays", data)
+    assert model.knn is not None and "knn_tfidf" in model.scorer.parts
+    model = train_auto(tmp_path / "does not", make_documents(2500))
+    assert model.knn is None and "knn_tfidf" not in model.scorer.parts
+    with pytest.raises(ValueError, match="knn_tfidf"):
+        model.predict(texts[:2], predict_with="knn_tfidf")
+
+
+def train_auto(folder, data):
+    args = XMCTrainingArguments(
+        folder, method="auto", save_strategy="no", tfidf_ngram_range=[1, 1], report_to="none", disable_tqdm=True
+    )
+    trainer = XMCTrainer(args=args, train_dataset=data)
+    trainer.train()
+    return trainer.model
 
 
 def test_held_out_documents():

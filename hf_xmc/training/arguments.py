@@ -98,10 +98,11 @@ class GeneralArguments(Part):
         "the parts are trained on all of them. `ranker`, `heads`: this part alone. The default depends on the method.",
         choices=PREDICT_WITH,
     )
-    similar_documents: bool = option(
-        False,
+    similar_documents: bool | None = option(
+        None,
         "With `predict_with='all'`: let similar training documents vote for their labels, too. The model then "
-        "contains the terms, or vectors, of its training documents.",
+        "contains the terms, or vectors, of its training documents. By default with `method='auto'` only, and only if "
+        "the documents of the last scorer show a clear gain.",
     )
     time_budget: float | None = option(
         None,
@@ -254,6 +255,7 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
     def _choose_method(self) -> None:
         """Replaces `method="auto"` by the method that it stands for."""
         if self.method != "auto":
+            self.similar_documents: bool | None = bool(self.similar_documents)
             return
         given = (self.time_budget, self.level_epochs, self.level_steps)
         has_length = any(value is not None for value in given) or self.num_train_epochs >= 0 or self.max_steps > 0
@@ -367,7 +369,7 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         if self.uses_knn:
             unused["ranker_"] = ("does not train classifiers", "`method='xr-linear'`")
             unused["tree_"] = ("does not search a tree", "`method='xr-linear'`")
-        elif not self.similar_documents:
+        elif self.similar_documents is False:
             unused["knn_"] = ("does not use similar documents", "`similar_documents=True`")
         for prefix, (reason, way_out) in unused.items():
             for declared in options_of(PARTS[prefix]):

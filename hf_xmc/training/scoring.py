@@ -51,14 +51,20 @@ def score_candidates(
         parts, and their `differences` to the best scores of the document; and `count`, the number of documents.
     """
     assert model.label_tree is not None
-    num_labels, first = model.label_tree.num_labels, 0
-    chunks = []
-    for parts in model.part_scores(features, names, _SHOWN_LABELS, num_threads=num_threads):
-        chunk = candidates_of(parts, num_labels)
-        chunks.append({**chunk, "document": chunk["document"] + first})
+    num_labels = model.label_tree.num_labels
+    blocks = model.part_scores(features, names, _SHOWN_LABELS, num_threads=num_threads)
+    return join_candidates(candidates_of(parts, num_labels) for parts in blocks)
+
+
+def join_candidates(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Joins the candidates of consecutive documents, see [`score_candidates`]."""
+    joined, first = [], 0
+    for chunk in chunks:
+        joined.append({**chunk, "document": chunk["document"] + first})
         first += int(chunk["count"][0])
-    joined = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    return {**joined, "count": np.array([first])}
+    return {name: np.concatenate([chunk[name] for chunk in joined]) for name in joined[0]} | {
+        "count": np.array([first])
+    }
 
 
 def candidates_of(parts: Mapping[str, PartScores], num_labels: int) -> dict[str, np.ndarray]:
@@ -92,7 +98,9 @@ def fit_scorer(
         [`Scorer`]: with the weights that minimise the logistic loss over the candidates, or with fixed weights if
         there are fewer than `MIN_DOCUMENTS` documents or no candidate is true.
     """
-    document, label, scores, differences = _join(chunks)
+    chunk = join_candidates(chunks)
+    document, label = chunk["document"], chunk["label"]
+    scores, differences = (chunk[view].astype(np.float64) for view in ("scores", "differences"))
     is_true = np.asarray(truth[document, label]).ravel() > 0
     if truth.shape[0] < MIN_DOCUMENTS or not is_true.any() or is_true.all():
         return default_scorer(names)
@@ -116,15 +124,78 @@ def fit_scorer(
     )
 
 
-def _join(chunks: Iterable[Mapping[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    documents, labels, scores, differences, first = [], [], [], [], 0
-    for chunk in chunks:
-        documents.append(chunk["document"] + first)
-        labels.append(chunk["label"])
-        scores.append(chunk["scores"].astype(np.float64))
-        differences.append(chunk["differences"].astype(np.float64))
-        first += int(chunk["count"][0])
-    return (*map(np.concatenate, (documents, labels, scores, differences)),)  # type: ignore[return-value]
+def rank_candidates(
+    scorer: Scorer, names: Sequence[str], chunk: Mapping[str, np.ndarray], log_counts: np.ndarray, top_k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Returns the best candidates of each document and their probabilities, padded with -1 and 0.
+
+    Args:
+        scorer ([`Scorer`]): A scorer of some of the parts.
+        names (`Sequence[str]`): All parts in the order of the scores.
+        chunk (`Mapping[str, np.ndarray]`): Result of [`score_candidates`].
+        log_counts (`np.ndarray`): As in [`fit_scorer`].
+        top_k (`int`): Number of labels of a document.
+    """
+    columns = [list(names).index(name) for name in scorer.parts]
+    document, label = chunk["document"], chunk["label"]
+    counts = log_counts[label]
+    frequency = (counts / max(log_counts.max(), 1e-6))[:, None, None]
+    views = np.stack([chunk["scores"][:, columns], chunk["differences"][:, columns]], axis=2)
+    weights = scorer.weights[..., 0] * (1 - frequency) + scorer.weights[..., 1] * frequency
+    first, second = scorer.count_weights
+    logits = (views * weights).sum(axis=(1, 2)) + scorer.bias + counts * (first + second * counts)
+    order = np.lexsort((label, -logits, document))
+    place = np.arange(len(order)) - np.searchsorted(document[order], document[order])
+    shown, place = order[place < top_k], place[place < top_k]
+    labels = np.full((int(chunk["count"][0]), top_k), -1)
+    probabilities = np.zeros(labels.shape, dtype=np.float32)
+    labels[document[shown], place] = label[shown]
+    probabilities[document[shown], place] = scorer.probabilities(logits[shown])
+    return labels, probabilities
+
+
+def gain_of_parts(
+    optional: Sequence[str],
+    names: Sequence[str],
+    chunk: Mapping[str, np.ndarray],
+    truth: csr_matrix,
+    log_counts: np.ndarray,
+) -> tuple[float, float]:
+    """
+    Returns what some of the parts add to nDCG@5, as a fraction, and its standard error.
+
+    Each half of the documents is ranked by the scorer that was fitted on the other half.
+
+    Args:
+        optional (`Sequence[str]`): The parts in question.
+        names (`Sequence[str]`): All parts.
+        chunk (`Mapping[str, np.ndarray]`): Their scores, see [`score_candidates`].
+        truth (`csr_matrix`): As in [`fit_scorer`].
+        log_counts (`np.ndarray`): As in [`fit_scorer`].
+    """
+    half = chunk["document"] % 2
+    results = []
+    for parts in (names, [name for name in names if name not in optional]):
+        columns = [list(names).index(name) for name in parts]
+        ranked = np.full((truth.shape[0], 5), -1)
+        for fold in (0, 1):
+            fitted = {key: values if key == "count" else values[half == fold] for key, values in chunk.items()}
+            fitted.update({key: fitted[key][:, columns] for key in ("scores", "differences")})
+            labels, _ = rank_candidates(fit_scorer(parts, [fitted], truth, log_counts), names, chunk, log_counts, 5)
+            ranked[1 - fold :: 2] = labels[1 - fold :: 2]
+        results.append(_ndcg(ranked, truth))
+    gains = results[0] - results[1]
+    return float(gains.mean()), float(gains.std() / np.sqrt(len(gains)))
+
+
+def _ndcg(ranked: np.ndarray, truth: csr_matrix) -> np.ndarray:
+    """The nDCG of each document at the number of labels in `ranked`, which is padded with -1."""
+    discounts = 1 / np.log2(np.arange(2, ranked.shape[1] + 2))
+    rows = np.arange(len(ranked))[:, None]
+    hits = np.where(ranked >= 0, np.asarray(truth[rows, np.maximum(ranked, 0)].todense()) > 0, False)
+    possible = np.cumsum(discounts)[np.clip(np.diff(truth.indptr), 1, ranked.shape[1]) - 1]
+    return hits @ discounts / possible
 
 
 def _fit_logistic(

@@ -23,7 +23,7 @@ from ..knn_ranker import KNNRanker
 from ..label_tree import LabelTree
 from ..labels import Labels
 from ..linear_ranker import Beam, LinearRanker
-from ..scorer import default_scorer
+from ..scorer import KNN_PARTS, default_scorer
 from ..serialization import load_tensors, save_tensors
 from ..tfidf import TfidfFeaturizer
 from ..utils import Progress
@@ -36,11 +36,13 @@ from .languages import detect_language
 from .options import TreeArguments
 from .parts import index_documents, index_vectors, make_label_vectors, word_columns
 from .ranker import train_ranker
-from .scoring import fit_scorer, score_candidates
+from .scoring import MIN_DOCUMENTS, fit_scorer, gain_of_parts, join_candidates, score_candidates
 
 _MATRIX_FILE = "matrix.safetensors"
 # Documents whose vectors are looked at.
 _NUM_SAMPLED = 10_000
+# Similar documents on trial must raise nDCG@5 by this much, and by two standard errors.
+_LEAST_GAIN = 0.002
 
 Stage = Callable[[RunContext], None]
 
@@ -186,11 +188,11 @@ def train_predictors(context: RunContext) -> None:
         model.config.embedding_scale = args.embedding_scale
         features = Features(context.features.sparse, context.vectors())
     tree = _ranker_tree(context, features)
+    model.scorer = context.scorer
     if args.predict_with != "all":
         _train_ranker(context, features, context.targets, tree, _match(context))
     elif context.scorer is not None:
         _train_parts(context, features, context.targets, tree, _match(context))
-        model.scorer = context.scorer
     elif context.validation is not None:
         _train_parts(context, features, context.targets, tree, _match(context))
         _fit_scorer(context, _validation_candidates(context), _validation_truth(context), context.targets)
@@ -205,8 +207,6 @@ def train_predictors(context: RunContext) -> None:
             context.runtime = runtime
             candidates = score_candidates(model, features[held_out], model.available_parts, runtime.num_threads)
             _fit_scorer(context, [candidates], context.targets[held_out], context.targets[rest])
-        else:
-            model.scorer = None
         _train_parts(context, features, context.targets, tree, _match(context))
         if model.scorer is None:
             model.scorer = default_scorer(model.available_parts)
@@ -242,7 +242,7 @@ def _train_parts(
             context.runtime.num_threads,
         )
         metrics.update(label_vector_bytes=model.label_vectors.num_bytes)
-    if args.similar_documents:
+    if _uses_similar_documents(context):
         with context.stage("similar documents") as metrics:
             if features.sparse is not None:
                 model.knn = index_documents(
@@ -270,15 +270,33 @@ def _validation_truth(context: RunContext) -> csr_matrix:
     return context.model.labels.encode(context.validation)
 
 
+def _uses_similar_documents(context: RunContext) -> bool:
+    """Whether similar documents are a part. With `None` they are on trial until a scorer has kept them or not."""
+    wanted, scorer = context.args.similar_documents, context.model.scorer
+    if wanted is not None:
+        return wanted
+    if scorer is not None:
+        return bool(set(scorer.parts) & set(KNN_PARTS))
+    return len(context.held_out()) > 0 or len(context.validation or ()) >= MIN_DOCUMENTS
+
+
 def _fit_scorer(
-    context: RunContext, candidates: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix, trained_on: csr_matrix
+    context: RunContext, chunks: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix, trained_on: csr_matrix
 ) -> None:
     """Fits the scorer; `trained_on` has the labels of the documents that trained the parts."""
     model = context.model
     log_counts = np.log1p(np.bincount(trained_on.indices, minlength=trained_on.shape[1])).astype(np.float32)
     with context.stage("last scorer") as metrics:
-        model.scorer = fit_scorer(model.available_parts, candidates, truth, log_counts)
         metrics.update(documents=truth.shape[0])
+        names, candidates = model.available_parts, join_candidates(chunks)
+        if set(names) & set(KNN_PARTS) and context.args.similar_documents is None:
+            gain, error = gain_of_parts(KNN_PARTS, names, candidates, truth, log_counts)
+            metrics.update(points_by_similar_documents=round(100 * gain, 2))
+            if gain < max(_LEAST_GAIN, 2 * error):
+                model.knn = model.knn_vectors = None
+                kept = [name not in KNN_PARTS for name in names]
+                candidates.update({view: candidates[view][:, kept] for view in ("scores", "differences")})
+        model.scorer = fit_scorer(model.available_parts, [candidates], truth, log_counts)
 
 
 def _match(context: RunContext) -> Beam | None:
