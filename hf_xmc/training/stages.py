@@ -130,7 +130,7 @@ def _load_tfidf(folder: str) -> tuple[TfidfFeaturizer, csr_matrix]:
 def tokenize(context: RunContext) -> None:
     """Tokenises the documents."""
     with context.stage("tokens") as metrics:
-        metrics.update(per_document=context.model.config.max_length)
+        metrics.update(max_length=context.model.config.max_length)
         context.tokens = context.runtime.cache.once(
             "tokens",
             lambda: tokenize_dataset(context.model, context.dataset),
