@@ -114,7 +114,7 @@ def papers(tmp_path):
 def test_several_text_columns(papers, tmp_path, capsys):
     folder, tags = tmp_path / "model", tmp_path / "tags.jsonl"
     data = ["train", str(papers), "-o", str(folder), "--use-cpu", "true", "--text-column", "title", "abstract"]
-    assert main(data) == 0
+    assert main([*data, "--tfidf-lead-words", "-1"]) == 0
     assert "columns `title`, `abstract`" in capsys.readouterr().out
     model = XMCForTextClassification.from_pretrained(folder)
     assert model.text_columns == ["title", "abstract"] and model.tfidf.lead_words == -1

@@ -44,7 +44,7 @@ class DataArguments:
         default=None,
         metadata={
             "help": "Column of the texts; by default it is found by its name and its values. Several, such as `title "
-            "abstract`, are joined, and the words of the first one get features of their own."
+            "abstract`, are joined."
         },
     )
     label_column: str | None = field(

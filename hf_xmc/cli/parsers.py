@@ -41,7 +41,7 @@ options:
   -o, --output FOLDER      where the model is saved
   --encoder NAME           fine-tune this transformer encoder, a folder or an id on the Hub
   --method NAME            xr-linear (default), xr-transformer (default with --encoder), knn, parabel, lightxml, ...
-  --text-column NAME ...   column of the texts; of several, such as title abstract, the first has features of its own
+  --text-column NAME ...   column of the texts, or several, such as title abstract
   --label-column NAME      column of the labels
   --label-delimiter TEXT   what separates the labels in it, such as ';'
   --label-texts FILE       names, synonyms and parents of the labels: a table, JSON or SKOS; false for none

@@ -13,7 +13,7 @@ from ..training.arguments import PARTS, XMCTrainingArguments
 from ..training.options import options_of
 from ..training.progress import StageProgressCallback, quiet_libraries
 from ..training.record import public_name
-from ..training.run import TrainReport, train, with_lead
+from ..training.run import TrainReport, train
 from ..training.trainer import XMCTrainer
 from .arguments import TABLE_OPTIONS, DataArguments, RecipeParser
 from .evaluate import measure
@@ -109,7 +109,7 @@ def run(argv: Sequence[str]) -> None:
     if values["data"] is not None:
         _train_on(data, options)
     else:
-        _train_from_recipe(data, XMCTrainingArguments(**with_lead(options, data.texts)))
+        _train_from_recipe(data, XMCTrainingArguments(**options))
 
 
 def _spelt_out(arg: str) -> str:

@@ -226,6 +226,9 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
     lr_scheduler_type: str = field(
         default="linear", metadata={"help": "Schedule of the learning rates in each level.", "choices": SCHEDULERS}
     )
+    per_device_train_batch_size: int = field(
+        default=32, metadata={"help": "Documents of a training step, on each device."}
+    )
     per_device_eval_batch_size: int = field(
         default=32, metadata={"help": "Batch size of the encoder in evaluation and prediction."}
     )

@@ -173,7 +173,7 @@ class TfidfArguments(Part):
     )
     lead_words: int = option(
         0,
-        "First words, such as a title, whose terms get features of their own; -1: first line, with several columns.",
+        "First words, such as a title, whose terms get features of their own; -1 for the first line of the text.",
         least=FIRST_LINE,
     )
 

@@ -19,7 +19,6 @@ from ..evaluation.report import format_metrics, format_recall
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.process_group import ProcessGroup
 from ..scorer import Scorer
-from ..tfidf import FIRST_LINE
 from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
 from .progress import StageProgressCallback, format_size, quiet_libraries
@@ -115,8 +114,8 @@ def train(
         encoder (`str`, *optional*):
             Folder or Hub id of a transformer encoder to fine-tune.
         text_column (`str` or `Sequence[str]`, *optional*):
-            Column of the texts, or several, such as `["title", "abstract"]`. The words of the first one get features
-            of their own (`tfidf_lead_words=-1`).
+            Column of the texts, or several, such as `["title", "abstract"]`, joined with line breaks.
+            `tfidf_lead_words=-1` gives the words of the first one features of their own.
         label_column (`str`, *optional*):
             Column of the labels.
         label_delimiter (`str`, *optional*):
@@ -252,7 +251,6 @@ class _Run:
         options = {**self.options, "push_to_hub": False} if again else self.options
         columns = self.found.columns
         texts = [columns.text, *columns.more_texts] if columns else []
-        options = with_lead(options, texts)
         args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
         if options["method"] == "auto" and scorer is None:
             self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
@@ -289,13 +287,6 @@ class _Run:
         assert labels is not None
         size = sum(path.stat().st_size for path in Path(self.folder).rglob("*") if path.is_file())
         return TrainReport(self.folder, labels.num_documents, len(labels), size, self.seconds, self.found, **results)
-
-
-def with_lead(options: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Options with features for the first of several columns of texts, unless they choose others."""
-    if len(texts) < 2 or options.get("tfidf_lead_words") is not None:
-        return options
-    return {**options, "tfidf_lead_words": FIRST_LINE}
 
 
 def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
