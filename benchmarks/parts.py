@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--objective", default="label_texts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--embedding_cache")
-    parser.add_argument("--beam_size", type=int, default=40)
+    parser.add_argument("--beam_size", type=int, help="by the number of labels by default")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model, validation, test, seconds = train_model(args, folder)
