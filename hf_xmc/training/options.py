@@ -406,7 +406,7 @@ class LevelArguments(Part):
     bootstrap_cost: float = setting(1.0, "C of the linear classifiers that initialise heads.", above=0)
     bootstrap_prior: bool = setting(
         True,
-        "Draw these classifiers to the vectors of the labels; otherwise to 0, as in the paper, which needs a larger C.",
+        "Draw these classifiers to the vectors of the labels; otherwise to 0 as in the paper, which needs a larger C.",
     )
     joint: bool = setting(
         False,
