@@ -344,7 +344,7 @@ class LevelArguments(Part):
     objective: str = option(
         "heads",
         "What the encoder is trained for. `heads`: classifiers of the levels; `label_texts`: document vectors "
-        "that are close to the vectors of the texts, or names, of their labels, without heads.",
+        "that are close to the vectors of the texts, or names, of their labels; heads only start at the end.",
         choices=LEVEL_OBJECTIVES,
     )
     indices: int | list[int] | None = option(
