@@ -201,9 +201,9 @@ def select(candidates, limit):
 
 @compiled
 def search(
-    indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, row_begin, bucket_begin,
-    buckets, records, features, scales, dense_weights, loss, beam_scores, beam_nodes, num_levels, beam_size, by_path,
-    permitted, table, out_scores, out_nodes
+    indptr, indices, data, dense, first_document, last_document, child_begin, block_begin, block_child, row_begin,
+    bucket_begin, buckets, records, features, scales, dense_weights, loss, beam_scores, beam_nodes, num_levels,
+    beam_size, by_path, permitted, table, out_scores, out_nodes
 ):  # fmt: skip
     """
     Finds the best nodes `num_levels` below the first ones for the documents `first_document .. last_document`.
@@ -254,8 +254,8 @@ def search(
                 while group_end < visits.shape[0] and beam_nodes[visits[group_end, 0], visits[group_end, 1]] == node:
                     group_end += 1
                 for block in range(block_begin[node], block_begin[node + 1]):
-                    first_child = child_begin[node] + (block - block_begin[node]) * LANES
-                    num_lanes = min(LANES, child_begin[node + 1] - first_child)
+                    first_child = block_child[block]
+                    num_lanes = block_child[block + 1] - first_child
                     if restricted and not permitted[first_child : first_child + num_lanes].any():
                         continue
                     first_row, last_row = row_begin[block], row_begin[block + 1]

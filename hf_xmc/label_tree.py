@@ -229,6 +229,42 @@ class LabelTree:
         }
         return cls.from_taxonomy(range(len(hierarchy)), parent_of)
 
+    def with_labels(self, clusters: np.ndarray) -> LabelTree:
+        """
+        Returns the tree with further labels; each is the last child of its cluster.
+
+        Args:
+            clusters (`np.ndarray`): The parent of each new label, a node of the level above the labels.
+        """
+        clusters = np.asarray(clusters, dtype=np.int64)
+        order = np.argsort(clusters, kind="stable")
+        offsets = self.child_offsets[-1]
+        more = np.bincount(clusters, minlength=len(offsets) - 1)
+        leaves = np.insert(self.leaf_labels, offsets[clusters[order] + 1], self.num_labels + order)
+        return LabelTree([*self.child_offsets[:-1], offsets + np.concatenate([[0], np.cumsum(more)])], leaves)
+
+    def without_labels(self, labels: np.ndarray) -> tuple[LabelTree, np.ndarray]:
+        """
+        Returns the tree without some labels and without the nodes that would have none, and which nodes are left.
+
+        The other labels are numbered anew, in the same order. The marks are in the order of the nodes, level by level
+        from the root.
+
+        Args:
+            labels (`np.ndarray`): Ids of the labels to remove, not all.
+        """
+        is_left = np.ones(self.num_labels, dtype=np.bool_)
+        is_left[labels] = False
+        kept = is_left[self.leaf_labels]
+        leaves = (np.cumsum(is_left) - 1)[self.leaf_labels[kept]]
+        levels: list[np.ndarray] = [kept]
+        child_offsets: list[np.ndarray] = []
+        for offsets in reversed(self.child_offsets):
+            children = np.add.reduceat(levels[0], offsets[:-1], dtype=np.int64)
+            levels.insert(0, children > 0)
+            child_offsets.insert(0, np.concatenate([[0], np.cumsum(children[children > 0])]))
+        return LabelTree(child_offsets, leaves), np.concatenate(levels)
+
     def digest(self) -> str:
         """Returns a fingerprint of the tree, which is stored in the files that belong to it."""
         fingerprint = hashlib.blake2b(digest_size=16)

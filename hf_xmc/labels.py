@@ -58,6 +58,8 @@ class Labels:
             Description of each label; an empty string for none.
         parents (`Sequence[Sequence[int]]`, *optional*):
             Ids of the broader labels of each label.
+        edits (`Sequence[dict]`, *optional*):
+            Which labels were added, removed or renamed after the training, and when.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Labels:
         synonyms: Sequence[Sequence[str]] | None = None,
         descriptions: Sequence[str] | None = None,
         parents: Sequence[Sequence[int]] | None = None,
+        edits: Sequence[dict[str, Any]] = (),
     ):
         self.names = list(names)
         self.counts = np.zeros(len(self.names), np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
@@ -77,6 +80,7 @@ class Labels:
         self.synonyms = None if synonyms is None else [list(own) for own in synonyms]
         self.descriptions = None if descriptions is None else list(descriptions)
         self.hierarchy = None if parents is None else Hierarchy(parents, self.names)
+        self.edits = list(edits)
         self._log_counts: tuple[Any, np.ndarray] = (None, np.empty(0, np.float32))
         self._other_names: tuple[Any, dict[str, str]] = (None, {})
         self._restriction: tuple[Any, Restriction | None] = (None, None)
@@ -169,7 +173,13 @@ class Labels:
         for key, value in given.items():
             if isinstance(value, str):
                 raise TypeError(f"`{key}` is one label, not several. Pass a list: `[{short(value)}]`.")
+            if value is not None and (isinstance(value, bytes) or not isinstance(value, Iterable)):
+                raise TypeError(f"`{key}` must be a list of labels, not {value!r:.80}.")
         chosen = {key: None if value is None else tuple(value) for key, value in given.items()}
+        for key, names in chosen.items():
+            for place, name in enumerate(names or ()):
+                if not isinstance(name, str):
+                    raise TypeError(f"`{key}[{place}]` is {name!r:.80}, but labels are strings.")
         # The same restriction usually serves many batches.
         identity = (*chosen.values(), id(self.names), len(self))
         if self._restriction[0] != identity:
@@ -263,6 +273,26 @@ class Labels:
         if vocabulary.has_parents:
             parents = [vocabulary.parents_among(name, self._ids) for name in self.names]
             self.hierarchy = Hierarchy(parents, self.names)
+
+    def followed_by(self, entries: Mapping[str, Any]) -> Labels:
+        """Returns these labels and further ones without documents, with their entries of a vocabulary."""
+        counts = np.concatenate([self.counts, np.zeros(len(entries), np.int64)])
+        labels = Labels([*self.names, *entries], counts, self.num_documents, edits=self.edits)
+        labels.describe({**self.vocabulary(), **entries})
+        labels.texts = labels.texts if any(labels.texts or ()) else None
+        return labels
+
+    def subset(self, ids: np.ndarray) -> Labels:
+        """Returns some of the labels; where one of the others is a parent, its own parents take its place."""
+        labels = Labels([self.names[i] for i in ids], self.counts[ids], self.num_documents, edits=self.edits)
+        if any(getattr(self, key) is not None for key in _VOCABULARY_KEYS):
+            labels.describe(self.vocabulary())
+        return labels
+
+    def renamed(self, names: Sequence[str]) -> Labels:
+        """Returns the labels under other names, which are in the same order."""
+        vocabulary = {key: getattr(self, key) for key in _VOCABULARY_KEYS}
+        return Labels(names, self.counts, self.num_documents, **vocabulary, edits=self.edits)
 
     def vocabulary(self) -> LabelVocabulary:
         """Returns what is known about the labels, see [`~Labels.describe`]."""
@@ -375,6 +405,8 @@ class Labels:
         for key in _VOCABULARY_KEYS:
             if getattr(self, key) is not None:
                 content[key] = getattr(self, key)
+        if self.edits:
+            content["edits"] = self.edits
         write_json(os.path.join(save_directory, LABELS_NAME), content)
 
     @classmethod
@@ -385,7 +417,8 @@ class Labels:
         try:
             _check_types(content)
             vocabulary = {key: content.get(key) for key in _VOCABULARY_KEYS}
-            return cls(content["names"], content["counts"], content["num_documents"], **vocabulary)
+            edits = content.get("edits") or []
+            return cls(content["names"], content["counts"], content["num_documents"], **vocabulary, edits=edits)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`{path}` is not a valid label file ({type(error).__name__}: {error}). Save or download it again."
@@ -402,6 +435,7 @@ def _check_types(content: Any) -> None:
         _check_list(name, lists, list)
         for values in lists:
             _check_list(name, values, kind)
+    _check_list("edits", content.get("edits") or [], dict)
     if type(content["num_documents"]) is not int:
         raise TypeError("`num_documents` must be a number.")
 

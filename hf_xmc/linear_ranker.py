@@ -23,6 +23,7 @@ from .utils import check_count, count_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
+_BLOCK_SIZES = "block_sizes"
 LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
@@ -52,6 +53,9 @@ class RankerWeights:
             weights as int8 or float32.
         dense (`np.ndarray`):
             Weights of the dense features and the bias (last); float32 (blocks * (dimensions + 1), LANES).
+        block_sizes (`np.ndarray`, *optional*):
+            Number of siblings of each block, uint8, in models whose labels were edited. By default all blocks of a
+            node are full except its last.
     """
 
     row_begin: np.ndarray
@@ -59,6 +63,12 @@ class RankerWeights:
     buckets: np.ndarray
     records: np.ndarray
     dense: np.ndarray
+    block_sizes: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, without `block_sizes` if it is left out."""
+        return {name: array for name, array in vars(self).items() if array is not None}
 
 
 @dataclass(frozen=True)
@@ -125,9 +135,13 @@ class LinearRanker:
         self.num_sparse, self.num_dense = num_sparse, num_dense
         self.loss, self.ranking, self.beam_size = loss, ranking, beam_size
         self.first_level = first_level
-        self._child_begin, self._block_begin = number_blocks(tree)
+        self._child_begin, block_begin = number_blocks(tree)
         # The levels above have no blocks.
-        self._block_begin = self._block_begin - self._block_begin[first_node(tree, first_level - 1)]
+        self._block_begin = block_begin - block_begin[first_node(tree, first_level - 1)]
+        sizes = weights.block_sizes if weights.block_sizes is not None else block_sizes(tree, first_level)
+        self.block_child = first_node(tree, first_level) + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        if weights.block_sizes is not None:
+            self._block_begin = np.searchsorted(self.block_child, self._child_begin)
 
     def __repr__(self) -> str:
         return f"LinearRanker({self.tree}, features: {self.num_sparse} sparse + {self.num_dense} dense)"
@@ -135,7 +149,7 @@ class LinearRanker:
     @property
     def num_bytes(self) -> int:
         """Size of the weights and their index."""
-        return sum(array.nbytes for array in vars(self.weights).values())
+        return sum(array.nbytes for array in self.weights.arrays.values())
 
     def predict(
         self,
@@ -234,9 +248,10 @@ class LinearRanker:
             table = np.zeros(self.num_sparse if last - first >= _MIN_DOCUMENTS_FOR_TABLE else 0, dtype=np.int32)
             search(
                 sparse.indptr, sparse.indices, sparse.data, dense, first, last, self._child_begin, self._block_begin,
-                weights.row_begin, weights.bucket_begin, weights.buckets, weights.records, *views, weights.dense,
-                LOSSES[self.loss], start_scores[first:last], start_nodes[first:last], depth - self.first_level + 1,
-                beam_size, by_path, permitted, table, scores[first:last], nodes[first:last],
+                self.block_child, weights.row_begin, weights.bucket_begin, weights.buckets, weights.records, *views,
+                weights.dense, LOSSES[self.loss], start_scores[first:last], start_nodes[first:last],
+                depth - self.first_level + 1, beam_size, by_path, permitted, table, scores[first:last],
+                nodes[first:last],
             )  # fmt: skip
 
         starts = range(0, count, together)
@@ -253,7 +268,7 @@ class LinearRanker:
         names = ("num_sparse", "num_dense", "loss", "ranking", "beam_size", "first_level")
         metadata = {name: str(getattr(self, name)) for name in names}
         metadata["tree"] = self.tree.digest()
-        save_sharded(save_directory, RANKER_FILE, vars(self.weights), _KIND, metadata, max_shard_size)
+        save_sharded(save_directory, RANKER_FILE, self.weights.arrays, _KIND, metadata, max_shard_size)
 
     @classmethod
     def from_pretrained(
@@ -271,8 +286,8 @@ class LinearRanker:
             "first_level": file.number("first_level", 1, tree.depth, 1),
         }
         file.check_tree(tree)
-        blocks = num_blocks(tree, settings["first_level"])
-        return cls(tree, _checked_weights(file, blocks, settings["num_sparse"], settings["num_dense"]), **settings)
+        features = settings["num_sparse"], settings["num_dense"]
+        return cls(tree, _checked_weights(file, tree, settings["first_level"], *features), **settings)
 
     def _start(self, initial_beam: Beam | None, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the log-probabilities and the nodes, numbered over the whole tree, that a search starts from."""
@@ -344,14 +359,34 @@ def first_node(tree: LabelTree, level: int) -> int:
     return 0 if level == 0 else 1 + sum(tree.level_sizes[: level - 1])
 
 
-def num_blocks(tree: LabelTree, first_level: int = 1) -> int:
-    """Returns the number of blocks of the levels of a tree from `first_level` on."""
-    return sum(int((-(-np.diff(offsets) // LANES)).sum()) for offsets in tree.child_offsets[first_level - 1 :])
+def block_sizes(tree: LabelTree, first_level: int = 1) -> np.ndarray:
+    """Returns the number of siblings of each block of a new ranker for the levels from `first_level` on, uint8."""
+    children = np.concatenate([np.diff(offsets) for offsets in tree.child_offsets[first_level - 1 :]])
+    blocks = -(-children // LANES)
+    sizes = np.full(blocks.sum(), LANES, dtype=np.uint8)
+    sizes[np.cumsum(blocks) - 1] = children - (blocks - 1) * LANES
+    return sizes
 
 
-def _checked_weights(file: CheckedFile, blocks: int, num_sparse: int, num_dense: int) -> RankerWeights:
+def _checked_block_sizes(file: CheckedFile, tree: LabelTree, first_level: int) -> np.ndarray:
+    """Returns the block sizes of a file, by which every child of every node is in one block of that node."""
+    sizes = file.ids(_BLOCK_SIZES, np.uint8, None, LANES + 1)
+    child_begin, _ = number_blocks(tree)
+    ends = first_node(tree, first_level) + np.cumsum(sizes, dtype=np.int64)
+    if not (sizes > 0).all() or not np.isin(child_begin[first_node(tree, first_level - 1) + 1 :], ends).all():
+        file.fail(_BLOCK_SIZES, f"does not divide the children of the nodes of {tree}")
+    if ends[-1] != child_begin[-1]:
+        file.fail(_BLOCK_SIZES, f"is for {ends[-1]} nodes, but {tree} has {child_begin[-1]}")
+    return sizes
+
+
+def _checked_weights(
+    file: CheckedFile, tree: LabelTree, first_level: int, num_sparse: int, num_dense: int
+) -> RankerWeights:
     """Returns the classifiers of a file, in which a search cannot leave the arrays."""
     file.check_names([field.name for field in fields(RankerWeights)])
+    sizes = _checked_block_sizes(file, tree, first_level) if _BLOCK_SIZES in file.tensors else None
+    blocks = len(block_sizes(tree, first_level) if sizes is None else sizes)
     records = file.array("records", np.int8, None, None)
     if records.shape[1] not in (HEADER + LANES, HEADER + 4 * LANES):
         file.fail("records", f"has rows of {records.shape[1]} bytes")
@@ -370,7 +405,7 @@ def _checked_weights(file: CheckedFile, blocks: int, num_sparse: int, num_dense:
     if row >= 0:
         file.fail("records", f"has a feature outside 0..{num_sparse - 1} or a weight that is not finite in row {row}")
     dense = file.weights("dense", np.float32, blocks * (num_dense + 1), LANES)
-    return RankerWeights(row_begin, bucket_begin, buckets, records, dense)
+    return RankerWeights(row_begin, bucket_begin, buckets, records, dense, sizes)
 
 
 def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:

@@ -71,8 +71,10 @@ def as_weights(ranker):
     for offsets in ranker.tree.child_offsets[ranker.first_level - 1 :]:
         matrix = np.zeros((offsets[-1], ranker.num_sparse + width))
         for parent in range(len(offsets) - 1):
-            for first in range(offsets[parent], offsets[parent + 1], 16):
-                lanes = min(16, offsets[parent + 1] - first)
+            first = offsets[parent]
+            while first < offsets[parent + 1]:
+                full = 16 if weights.block_sizes is None else int(weights.block_sizes[block])
+                lanes = min(full, offsets[parent + 1] - first)
                 for row in range(weights.row_begin[block], weights.row_begin[block + 1]):
                     record = weights.records[row].tobytes()
                     feature = np.frombuffer(record[:4], np.int32)[0]
@@ -81,7 +83,7 @@ def as_weights(ranker):
                     matrix[first : first + lanes, feature] = (scale * values)[:lanes]
                 dense = weights.dense[block * width : (block + 1) * width, :lanes]
                 matrix[first : first + lanes, ranker.num_sparse :] = dense.T
-                block += 1
+                block, first = block + 1, first + lanes
         levels.append(matrix)
     assert block == len(weights.row_begin) - 1
     return levels
@@ -90,7 +92,7 @@ def as_weights(ranker):
 def same_weights(first, second):
     """Whether two rankers are equal to the last bit."""
     arrays, others = (
-        vars(ranker.index if isinstance(ranker, KNNRanker) else ranker.weights) for ranker in (first, second)
+        vars(ranker.index) if isinstance(ranker, KNNRanker) else ranker.weights.arrays for ranker in (first, second)
     )
     return arrays.keys() == others.keys() and all(
         array.dtype == others[name].dtype and np.array_equal(array, others[name]) for name, array in arrays.items()

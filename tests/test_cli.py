@@ -126,6 +126,81 @@ def test_a_recipe_that_is_none(tmp_path, capsys, content):
     assert "none.yaml" in capsys.readouterr().err
 
 
+def write_edits(folder):
+    """Files of labels to add, to remove and to rename, and documents of the new label."""
+    (folder / "new.csv").write_text("label,text\nfillers,word3 word4\n007,topic07\n")
+    (folder / "old.txt").write_text("\ufefflabel 01\n\nlabel 02 \n", encoding="utf-8")
+    (folder / "renamed.csv").write_text("label,new\nlabel 03,third\n")
+    (folder / "examples.csv").write_text(
+        "text,labels\nword3 word5,fillers;label 05\ntopic09,label 09\nword3,fillers\n"
+    )
+
+
+def test_labels(model_folder, tmp_path, capsys):
+    write_edits(tmp_path)
+    output, files = tmp_path / "edited", {name: str(tmp_path / name) for name in ("new.csv", "old.txt", "renamed.csv")}
+    edits = ["--add", files["new.csv"], "--remove", files["old.txt"], "--rename", files["renamed.csv"]]
+    examples = ["--examples", str(tmp_path / "examples.csv"), "--label-delimiter", ";"]
+    command = ["labels", str(model_folder), *edits, *examples, "--output_dir", str(output)]
+    assert main(command) == 0
+    assert "2 labels added, 2 labels removed, 1 labels renamed" in capsys.readouterr().out
+    model = XMCForTextClassification.from_pretrained(output, verify=True)
+    names = [f"label {i:02d}" for i in range(60) if i not in (1, 2)]
+    names[1] = "third"
+    assert model.labels.names == [*names, "fillers", "007"]
+    assert model.labels.counts[-2:].tolist() == [2, 0]
+    assert "fillers" in dict(model.predict(["word3 word5"], top_k=3)[0])
+    card = (output / "README.md").read_text()
+    assert re.search(r"\| labels removed \| 2 on \d{4}-\d\d-\d\d: label 01; label 02 \|", card)
+    assert re.search(r"\| labels added \| 2 on \S+, with 2 examples: fillers; 007 \|", card)
+    assert "label 03 → third" in card and "those added since" in card
+    record, trained = (json.loads((folder / "training_record.json").read_text()) for folder in (output, model_folder))
+    assert record["documents"] == trained["documents"] and not record["evaluations"] and record["latency"] is None
+    options, original = (json.loads((folder / "training_args.json").read_text()) for folder in (output, model_folder))
+    assert options == original
+    # Once more: nothing is overwritten unless one says so. The model may be replaced by itself.
+    assert main(command) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    (tmp_path / "old.txt").write_text("third\n007\n")
+    again = ["labels", str(output), "--remove", files["old.txt"], "--output-dir", str(output), "--overwrite"]
+    assert main(again) == 0
+    assert XMCForTextClassification.from_pretrained(output, verify=True).labels.names == [
+        *[name for name in names if name != "third"],
+        "fillers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--add"),
+        (["--examples", "examples.csv", "--remove", "old.txt"], "--add"),
+        (["--add", "renamed.csv"], "renamed.csv"),
+        (["--add", "none.csv"], "none.csv"),
+        (["--rename", "new.csv"], "`new`"),
+        (["--rename", "old.txt"], "old.txt"),
+        (["--remove", "twice.csv"], "Row 2"),
+        (["--remove", "none.txt"], "none.txt"),
+        (["--remove", "new.csv"], "'fillers'"),
+        (["--add", "new.csv", "--examples", "others.csv"], "others.csv"),
+    ],
+)
+def test_mistakes_in_edits_of_labels(model_folder, tmp_path, capsys, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    write_edits(tmp_path)
+    (tmp_path / "twice.csv").write_text("label\nlabel 01\nlabel 01\n")
+    (tmp_path / "others.csv").write_text("text,labels\ntopic09,label 09\ntopic08,label 08\n")
+    assert main(["labels", str(model_folder), *flags, "--output-dir", "edited"]) == 1
+    assert message in capsys.readouterr().err and not Path("edited").exists()
+
+
+def test_labels_of_an_ensemble_cannot_be_edited(ensemble_folder, tmp_path, capsys):
+    write_edits(tmp_path)
+    flags = ["--remove", str(tmp_path / "old.txt"), "--output-dir", str(tmp_path / "edited")]
+    assert main(["labels", str(ensemble_folder), *flags]) == 1
+    assert "ensemble" in capsys.readouterr().err
+
+
 def test_evaluate(data, model_folder, tmp_path, capsys):
     output = tmp_path / "results.json"
     assert main(["evaluate", str(model_folder), str(data), "--output", str(output), "--batch-size", "7"]) == 0

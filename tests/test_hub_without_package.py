@@ -6,7 +6,7 @@ import pytest
 from hub_worker import Worker, assert_same_tags
 from transformers import AutoModel
 
-from hf_xmc import pipeline
+from hf_xmc import XMCForTextClassification, pipeline
 from hf_xmc.hub.upload import export_model
 from hf_xmc.remote_code import code_files
 from hf_xmc.training.presets import ENCODER_METHODS
@@ -121,3 +121,24 @@ def test_every_method(stranger, train, tmp_path, method):
     tagged, _, model_module = stranger.run(TAG, name=str(tmp_path / "exported"), texts=TEXTS)
     assert_same_tags(tagged, pipeline(str(tmp_path / "trained"), top_k=3, batch_size=2)(TEXTS))
     assert model_module.startswith("transformers_modules.")
+
+
+EDIT = """
+from transformers import AutoModel
+model = AutoModel.from_pretrained(name, trust_remote_code=True)
+model.add_labels({"new": "topic07 word1"}, {"new": ["word1 topic07 word2"]})
+model.remove_labels(["label 03"])
+model.save_pretrained(output)
+result = model.predict(texts)
+"""
+
+
+@pytest.mark.slow  # compiles the kernels of the model's code
+def test_labels_are_edited_without_the_package(stranger, model_folder, tmp_path):
+    export_model(model_folder, tmp_path / "exported")
+    folders = {"name": str(tmp_path / "exported"), "output": str(tmp_path / "edited")}
+    predicted = stranger.run(EDIT, texts=TEXTS, **folders)
+    assert "auto_map" in json.loads((tmp_path / "edited" / "config.json").read_text())
+    model = XMCForTextClassification.from_pretrained(tmp_path / "edited")
+    assert predicted == [[list(pair) for pair in row] for row in model.predict(TEXTS)]
+    assert "new" in dict(predicted[0])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
+from guard_pages import beside_guard
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 from small_problems import UNEVEN_LABELS, as_rows, as_weights, random_problem, same_weights, uneven_tree
@@ -193,6 +194,22 @@ def test_all_index_types(pointer_dtype, index_dtype):
 # Unusual input -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("weight_dtype", ["int8", "float32"])
+@pytest.mark.parametrize("edge", ["begin", "end"])
+def test_search_stays_within_its_arrays(edge, weight_dtype):
+    ranker, features = trained(weight_dtype=weight_dtype)
+    expected = ranker.predict(features, 7)
+    # The weights are not written, either.
+    weights = {name: beside_guard(array, edge, writable=False) for name, array in vars(ranker.weights).items()}
+    sparse = features.sparse.copy()
+    sparse.data, sparse.indices, sparse.indptr = (
+        beside_guard(array, edge) for array in (sparse.data, sparse.indices, sparse.indptr)
+    )
+    guarded = LinearRanker(ranker.tree, type(ranker.weights)(**weights), num_sparse=40, num_dense=3)
+    found = guarded.predict(Features(sparse, beside_guard(features.dense, edge)), 7)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_documents_without_features_get_the_biases():
     ranker, features = trained()
     assert not as_rows(features)[0, :-1].any()
@@ -334,7 +351,7 @@ def test_loaded_weights_are_mapped(tmp_path):
     again = LinearRanker.from_pretrained(tmp_path, tree=ranker.tree)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path / RANKER_FILE) in line]
     spans = [tuple(int(part, 16) for part in line.split()[0].split("-")) for line in maps]
-    for array in vars(again.weights).values():
+    for array in again.weights.arrays.values():
         address = array.__array_interface__["data"][0]
         assert any(first <= address < last for first, last in spans)
     assert same_weights(again, ranker) and len(again.predict(features)[0]) == 200

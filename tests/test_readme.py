@@ -80,6 +80,7 @@ def test_examples(hub, tiny_encoder, tmp_path):
     assert re.search(r"P@1 \d\d\.\d\n", printed["README.md"])
     assert "('t2', 'lakes')" in printed["docs/vocabulary.md"]
     assert "['commerce', 'electronic commerce', 'online shops']" in printed["docs/vocabulary.md"]
+    assert "['economy', 'electronic commerce', 'web shops']" in printed["docs/vocabulary.md"]
     for folder in ("my-tagger", "my-transformer", "my-ensemble", "my-taxonomy"):
         assert (tmp_path / folder / "config.json").is_file()
     assert hub.repos["me/my-transformer"].private

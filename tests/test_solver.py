@@ -1,4 +1,4 @@
-"""Tests of hf_xmc.training.solver: its optimum against scikit-learn and scipy, and its parts."""
+"""Tests of hf_xmc.kernels_solver: its optimum against scikit-learn and scipy, and its parts."""
 
 import numpy as np
 import oracles
@@ -18,12 +18,12 @@ from small_problems import (
 )
 
 from hf_xmc.features import Features
+from hf_xmc.kernels_solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows, gather_documents
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import ranker as ranker_training
 from hf_xmc.training.options import RankerArguments
 from hf_xmc.training.ranker import train_ranker
-from hf_xmc.training.solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows, gather_documents
 
 # The optimum: no pruning, no rounding, no prior.
 EXACT = {

@@ -13,6 +13,7 @@ COMMANDS = {
     "predict": "tag the documents of files",
     "evaluate": "measure a model on documents with labels",
     "ensemble": "combine several models into one",
+    "labels": "add, remove or rename labels of a model, without training it again",
     "card": "write the card of a model",
     "export": "copy a model with the code that loads it",
     "verify": "check the files of a model",
@@ -45,6 +46,8 @@ options:
   --label-column NAME      column of the labels
   --label-delimiter TEXT   what separates the labels in it, such as ';'
   --label-texts FILE       names, synonyms and parents of the labels: a table, JSON or SKOS; false for none
+  --extend MODEL           add the documents of DATA to this model, which stays as it is
+  --previous DATA          with --extend: the data that the model was trained on
   --holdout SHARE          share of the documents to hold out (0.1); 0 for none
   --final-train false      do not train on the documents held out
   --num-train-epochs N     passes over the data in fine-tuning
@@ -167,6 +170,15 @@ Combines trained models with the same labels into one folder, which is evaluated
 --validation, a scorer is fitted on documents that were not used for training.""",
         ("linear transformer --output-dir both --validation sample",),
     ),
+    "labels": (
+        """\
+Saves a model with further, fewer or renamed labels, without training it again. Labels are removed first, then renamed,
+then added. New labels are learnt from their texts and, with --examples, from the documents that have them.""",
+        (
+            "my-tagger --add new.csv --output-dir my-tagger-2",
+            "my-tagger --add new.csv --examples tickets.csv --remove old.txt --output-dir my-tagger-2",
+        ),
+    ),
     "card": (
         """\
 Writes README.md, its plots and .eval_results into the folder of a model, from the records of its training and of its
@@ -288,6 +300,21 @@ def _add_ensemble(parser: Parser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
 
 
+def _add_labels(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
+    parser.add_argument("--add", metavar="FILE", help="vocabulary of the new labels: a table, JSON or SKOS")
+    parser.add_argument("--label-language", help="language of the names in a SKOS file")
+    parser.add_argument("--examples", metavar="DATA", help="documents; those with new labels are examples of them")
+    parser.add_argument("--split", help="split of DATA, if it has several")
+    parser.add_argument("--remove", metavar="FILE", help="text file, or table with the column label")
+    parser.add_argument("--rename", metavar="FILE", help="table with the columns label and new")
+    parser.add_argument("--output-dir", "--output", "-o", required=True, help="folder of the new model")
+    _add_data_options(parser)
+    parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoder")
+    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
+
+
 def _add_card(parser: Parser) -> None:
     parser.add_argument("model", metavar="FOLDER", help="folder of the model")
     parser.add_argument("--name", help="Hub id of the model; the name of the folder by default")
@@ -353,6 +380,7 @@ _ADD_ARGUMENTS = {
     "predict": _add_predict,
     "evaluate": _add_evaluate,
     "ensemble": _add_ensemble,
+    "labels": _add_labels,
     "card": _add_card,
     "export": _add_export,
     "verify": _add_verify,

@@ -131,6 +131,35 @@ def load_label_texts(path: str | os.PathLike) -> dict[str, str]:
     return {label: entry.name for label, entry in load_vocabulary(path).items()}
 
 
+def load_label_list(path: str | os.PathLike, *columns: str) -> list[list[str]]:
+    """
+    Loads columns of labels, the first one `label`, from a table; or, if it is the only one, the lines of a text file.
+
+    Args:
+        path (`str` or `os.PathLike`): A table (parquet, jsonl, json, csv, tsv, xlsx), or a file `.txt`.
+        columns (`str`): Names of further columns.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file `{path}`.")
+    extension, names = extension_of(path), ("label", *columns)
+    if extension == ".txt" and not columns:
+        lines = [line.strip() for line in path.read_text(encoding=find_encoding(path)).splitlines()]
+        table: Mapping[str, list[Any]] = {"label": [line.lstrip("\ufeff") for line in lines if line.lstrip("\ufeff")]}
+    elif extension not in TABLES or extension == ".txt":
+        raise ValueError(f"`{path}` is not a table. Use {', '.join(TABLES)} with the columns {', '.join(names)}.")
+    else:
+        loaded = load_table([path], "train", None, {"as_text": True} if TABLES[extension] == "csv" else {})
+        if missing := [name for name in names if name not in loaded.column_names]:
+            found = ", ".join(loaded.column_names)
+            raise ValueError(f"`{path}` has no column `{missing[0]}`; its columns are {found}. Rename one.")
+        table = {name: loaded[name][:] for name in names}
+    try:
+        return [list(_labels_of(table[name], name)) for name in names]
+    except ValueError as error:
+        raise ValueError(f"`{path}`: {error}") from error
+
+
 def vocabulary_file(path: str | os.PathLike) -> Path | None:
     """The file of the vocabulary in a folder, if it has one."""
     folder = Path(path).expanduser()

@@ -316,7 +316,19 @@ class ModelSummary:
     def frequent_labels(self, count: int = 8) -> list[str]:
         """Returns the labels with the most training documents, escaped for a Markdown table."""
         order = np.argsort(-self.labels.counts, kind="stable")[:count]
-        return [html.escape(self.labels.names[i], quote=False).replace("|", "&#124;") for i in order]
+        return [_escaped(self.labels.names[i]) for i in order]
+
+    @property
+    def edits(self) -> list[dict[str, str]]:
+        """What was done to the labels after the training, escaped for a Markdown table."""
+        described = []
+        for edit in self.labels.edits:
+            names = [_escaped(str(name)) for name in edit.get("labels", ())]
+            count, examples = int(edit.get("count", len(names))), int(edit.get("examples", 0))
+            text = f"{count:,} on {edit.get('date')}{f', with {examples:,} examples' if examples else ''}"
+            shown = f"{text}: {'; '.join(names)}{'; ...' if count > len(names) else ''}"
+            described.append({"action": _escaped(str(edit.get("action"))), "text": shown})
+        return described
 
     def rare_fraction(self, limit: int = 5) -> float:
         """Returns the fraction of the labels that have at most `limit` training documents."""
@@ -326,6 +338,10 @@ class ModelSummary:
         """Returns the options of the training that are set, as cells of a Markdown table."""
         options = {name: value for name, value in self.options.items() if value is not None}
         return {name: _cell(value) for name, value in options.items() if name not in _HIDDEN_OPTIONS}
+
+
+def _escaped(name: str) -> str:
+    return html.escape(name, quote=False).replace("|", "&#124;")
 
 
 def _cell(value: Any) -> Any:

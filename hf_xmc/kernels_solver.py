@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels_search import bucket_bits, hash_order, pack_rows
-from ..simd import (
+from .kernels_search import bucket_bits, hash_order, pack_rows
+from .simd import (
     HEADER,
     LANES,
     compiled,
