@@ -347,7 +347,7 @@ class LevelArguments(Part):
     objective: str = option(
         "heads",
         "What the encoder is trained for. `heads`: classifiers of the levels; `label_texts`: document vectors "
-        "that are close to the vectors of the texts, or names, of their labels, without heads.",
+        "that are close to the vectors of the texts, or names, of their labels; heads only start at the end.",
         choices=LEVEL_OBJECTIVES,
     )
     indices: int | list[int] | None = option(
@@ -406,10 +406,10 @@ class LevelArguments(Part):
         "Weight of the other nodes; by default 1, or with `cost_sensitive` the mean weight of a true node.",
         least=0,
     )
-    bootstrap_cost: float = setting(4.0, "C of the linear classifiers that initialise heads.", above=0)
+    bootstrap_cost: float = setting(1.0, "C of the linear classifiers that initialise heads.", above=0)
     bootstrap_prior: bool = setting(
-        False,
-        "Draw the linear classifiers to the vectors of the labels, and not to 0. See METHODS, eq. 11'.",
+        True,
+        "Draw these classifiers to the vectors of the labels; otherwise to 0 as in the paper, which needs a larger C.",
     )
     joint: bool = setting(
         False,
