@@ -2,6 +2,9 @@
 
 Without MODEL it trains one on synthetic texts with 59,307 labels first (about a minute), in a temporary folder or in
 the one that ``--keep`` names. Each measurement is a new process; Linux only (it reads ``/proc``).
+
+``--before FOLDER`` compares with another revision in FOLDER (``git worktree add FOLDER REVISION``): processes of both
+take turns. The model must be one that both can load.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LABELS = 59_307
 TEXT = "w1 w20 w300 w4000"
 BATCH = 1000
+# Loads and single documents that CPU times are the smallest or the median of.
+LOADS, DOCUMENTS = 5, 400
 
 ROWS = (
     ("importing hf_xmc and the model's class, s", "import_s"),
@@ -35,6 +42,13 @@ ROWS = (
     ("added by the first document, MB", "first_mb"),
     ("added by 1,000 documents more, MB", "batch_mb"),
 )
+CPU_ROWS = (
+    ("from_pretrained, CPU s", "load_cpu_s"),
+    ("from_pretrained again, the fastest of 5, CPU s", "reload_cpu_s"),
+    ("a document, the median of 400, CPU ms", "document_cpu_ms"),
+    ("a document, the fastest of 400, CPU ms", "fastest_cpu_ms"),
+    ("a document of a batch of 1,000, CPU ms", "batch_cpu_ms"),
+)
 
 
 def main() -> None:
@@ -44,6 +58,7 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=LABELS, help="labels of the synthetic model")
     parser.add_argument("--keep", type=Path, help="folder in which to keep the synthetic model")
     parser.add_argument("--repeats", type=int, default=5, help="processes to measure")
+    parser.add_argument("--before", type=Path, help="folder with another revision to compare with")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -53,8 +68,13 @@ def main() -> None:
         folder = args.model or str(args.keep or Path(temporary, "model"))
         if not Path(folder, "config.json").is_file():
             make(folder, args.labels)
-        runs = [_call(folder) for _ in range(args.repeats + 1)][1:]  # the first brings the files into memory
+        places = [REPOSITORY, *([args.before.resolve()] if args.before else [])]
+        rounds = [[_call(folder, place) for place in places] for _ in range(args.repeats + 1)]
+        # The first round brings the files into memory and compiles.
+        runs, *before = (list(own) for own in zip(*rounds[1:], strict=True))
         print(report(folder, runs))
+        if before:
+            print("\n" + compare(before[0], runs, args.before))
 
 
 def make(folder: str, num_labels: int, seed: int = 0) -> None:
@@ -81,9 +101,10 @@ def make(folder: str, num_labels: int, seed: int = 0) -> None:
 
 def measure(folder: str) -> dict[str, float]:
     """Loads a model and predicts, in this process."""
-    seconds, memory = [time.perf_counter()], [_memory()]
+    seconds, memory, cpu = [time.perf_counter()], [_memory()], [time.process_time()]
 
     def done() -> None:
+        cpu.append(time.process_time())
         seconds.append(time.perf_counter())
         memory.append(_memory())
 
@@ -99,6 +120,9 @@ def measure(folder: str) -> dict[str, float]:
     model.predict([f"{TEXT} w{number}" for number in range(BATCH)])
     done()
     took = np.diff(seconds)
+    loads = [_cpu_seconds(lambda: XMCForTextClassification.from_pretrained(folder)) for _ in range(LOADS)]
+    documents = [_cpu_seconds(lambda: model.predict([TEXT], num_threads=1)) for _ in range(DOCUMENTS)]
+    batch = [f"{TEXT} w{number}" for number in range(BATCH)]
     total, own = (np.array([entry[i] for entry in memory]) for i in (0, 1))
     return {
         "labels": len(model.labels),
@@ -112,7 +136,18 @@ def measure(folder: str) -> dict[str, float]:
         "load_own_mb": own[2] - own[1],
         "first_mb": total[3] - total[2],
         "batch_mb": total[5] - total[3],
+        "load_cpu_s": cpu[2] - cpu[1],
+        "reload_cpu_s": min(loads),
+        "document_cpu_ms": 1e3 * statistics.median(documents),
+        "fastest_cpu_ms": 1e3 * min(documents),
+        "batch_cpu_ms": 1e3 / BATCH * min(_cpu_seconds(lambda: model.predict(batch, num_threads=1)) for _ in range(5)),
     }
+
+
+def _cpu_seconds(action: Callable[[], Any]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
 
 
 def report(folder: str, runs: list[dict[str, float]]) -> str:
@@ -130,10 +165,22 @@ def report(folder: str, runs: list[dict[str, float]]) -> str:
         "| | median | smallest | largest |",
         "| --- | ---: | ---: | ---: |",
     ]
-    for name, key in ROWS:
+    for name, key in (*ROWS, *CPU_ROWS):
         values = [run[key] for run in runs]
         cells = [f"{value:,.3f}" for value in (statistics.median(values), min(values), max(values))]
         lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def compare(before: list[dict[str, float]], after: list[dict[str, float]], place: Path) -> str:
+    """The CPU times of two revisions as a table: the smallest of all processes, which other work disturbs least."""
+    command = ["git", "-C", str(place), "rev-parse", "--short", "HEAD"]
+    revision = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    lines = [f"| smallest of {len(after)} processes each | {revision} | now | difference |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for name, key in CPU_ROWS:
+        one, other = (min(run[key] for run in runs) for runs in (before, after))
+        lines.append(f"| {name} | {one:,.3f} | {other:,.3f} | {other - one:+,.3f} ({other / one - 1:+.1%}) |")
     return "\n".join(lines)
 
 
@@ -144,10 +191,11 @@ def _memory() -> tuple[float, float]:
     return found["VmRSS"], found["RssAnon"]
 
 
-def _call(folder: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.loading", folder, "--worker"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+def _call(folder: str, place: Path) -> dict[str, float]:
+    # This file, whatever benchmarks that revision has.
+    command = [sys.executable, str(Path(__file__).resolve()), os.path.abspath(folder), "--worker"]
+    environment = {**os.environ, "PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    done = subprocess.run(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

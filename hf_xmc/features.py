@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
+from .kernels_check import is_canonical
 from .kernels_search import scaled_rows, squared_norms
 
 
@@ -99,7 +100,10 @@ def normalize_rows(matrix: csr_matrix) -> csr_matrix:
 
 
 def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
-    matrix = csr_matrix(matrix, dtype=np.float32)
+    if not isinstance(matrix, csr_matrix) or matrix.dtype != np.float32:
+        matrix = csr_matrix(matrix, dtype=np.float32)
+    if is_canonical(matrix.indptr, matrix.indices, matrix.data, matrix.shape[1]):
+        return matrix
     # scipy does not check this, and the compiled loops would write beyond their arrays.
     falls = np.flatnonzero(matrix.indptr[1:] < matrix.indptr[:-1])
     if len(falls) or matrix.indptr[0] != 0 or matrix.indptr[-1] > min(len(matrix.indices), len(matrix.data)):

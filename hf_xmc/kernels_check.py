@@ -6,6 +6,8 @@ Comparisons are between neighbours, not with their difference, which overflows f
 
 from __future__ import annotations
 
+import numpy as np
+
 from .kernels_search import bucket_bits
 from .simd import compiled
 
@@ -104,3 +106,22 @@ def first_bad_table(row_begin, bucket_begin, buckets, begin, end):
         if bad:
             return block
     return -1
+
+
+@compiled
+def is_canonical(indptr, indices, data, num_columns):
+    """Whether the rows of a sparse matrix have ascending columns that exist, each once, and finite values."""
+    if indptr[0] != 0 or indptr[-1] > min(indices.shape[0], data.shape[0]):
+        return False
+    for row in range(indptr.shape[0] - 1):
+        if indptr[row + 1] < indptr[row]:
+            return False
+    for row in range(indptr.shape[0] - 1):
+        last = np.int64(-1)
+        bad = False
+        for p in range(indptr[row], indptr[row + 1]):
+            bad |= (indices[p] <= last) | (not np.isfinite(data[p]))
+            last = np.int64(indices[p])
+        if bad or last >= num_columns:
+            return False
+    return True

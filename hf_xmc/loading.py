@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +41,41 @@ _SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".spm", ".tiktoken")
 _PUBLISHED = ("auto_map", "custom_pipelines")
 # Numbers of the encoder's configuration with these in their name count modules that are made one by one.
 _COUNTS = ("layer", "expert", "block", "group", "stage")
+# The number of weights that the model may have which is being loaded, see `check_size`.
+_MAX_WEIGHTS: ContextVar[int | None] = ContextVar("max_weights", default=None)
 
 
 # ---- Before loading ----
 
 
-def check_model_files(name_or_path: str | os.PathLike, hub_kwargs: Mapping[str, Any], use_safetensors: bool) -> None:
+def check_model_files(
+    name_or_path: str | os.PathLike, hub_kwargs: Mapping[str, Any], use_safetensors: bool
+) -> int | None:
     """
     Checks what transformers would trust, before it opens the weights of a model.
 
     Raises an error if files are links or names that lead out of the folder, if the weights are only there as a pickle
-    (with `use_safetensors`), or if the configuration would make an encoder that these weights cannot fill.
+    (with `use_safetensors`), or if the configuration would make more modules than these weights can fill.
+
+    Returns:
+        `int`, *optional*: the number of weights in the files; `None` for a pickle.
     """
     check_links(os.path.join(name_or_path, hub_kwargs.get("subfolder") or ""))
     index = resolve_file(name_or_path, index_name(SAFE_WEIGHTS_NAME), required=False, **hub_kwargs)
     if index is not None:
-        num_tensors = len(read_index(index))
+        paths = [resolve_file(name_or_path, name, **hub_kwargs) for name in sorted(set(read_index(index).values()))]
     else:
-        path = resolve_file(name_or_path, SAFE_WEIGHTS_NAME, required=False, **hub_kwargs)
-        if path is None:
+        paths = [resolve_file(name_or_path, SAFE_WEIGHTS_NAME, required=False, **hub_kwargs)]
+        if paths == [None]:
             if use_safetensors:
                 raise_without_safetensors(name_or_path, hub_kwargs)
-            return
-        num_tensors = _count_tensors(path)
+            return None
+    sizes = [size for path in paths for size in _tensor_sizes(str(path))]
     path = str(resolve_file(name_or_path, CONFIG_NAME, **hub_kwargs))
-    _check_encoder_config(read_json(path).get("encoder_config"), num_tensors, path)
+    content = read_json(path)
+    _check_encoder_config(content.get("encoder_config"), len(sizes), path)
+    # Quantised weights are stored as up to eight in a number.
+    return sum(sizes) * (8 if "quantization_config" in content else 1)
 
 
 def raise_without_safetensors(name_or_path: str | os.PathLike, hub_kwargs: Mapping[str, Any]) -> None:
@@ -78,12 +90,13 @@ def raise_without_safetensors(name_or_path: str | os.PathLike, hub_kwargs: Mappi
             )
 
 
-def _count_tensors(path: str) -> int:
+def _tensor_sizes(path: str) -> list[int]:
+    """The number of elements of each tensor in a file, from its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return len(file.keys())
+            return [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]
     except SafetensorError as error:
         raise ValueError(f"The weights `{path}` are damaged ({error}). Save or download them again.") from error
 
@@ -108,8 +121,16 @@ def _check_encoder_config(content: Any, num_tensors: int, path: str) -> None:
 
 
 @contextmanager
-def explained(name_or_path: str | os.PathLike) -> Iterator[None]:
-    """Names the files in errors that transformers raises for damaged ones."""
+def guarded(name_or_path: str | os.PathLike, num_weights: int | None) -> Iterator[None]:
+    """
+    Names the files in errors that transformers raises for damaged ones, and limits the model for [`check_size`].
+
+    Args:
+        name_or_path (`str` or `os.PathLike`): Folder or Hub id of the model.
+        num_weights (`int`, *optional*): Number of weights in its files.
+    """
+    # Files lack what can be computed, such as sinusoidal positions.
+    token = _MAX_WEIGHTS.set(None if num_weights is None else 2 * num_weights + (1 << 22))
     try:
         yield
     except (ImportError, MemoryError, OSError):
@@ -120,6 +141,25 @@ def explained(name_or_path: str | os.PathLike) -> Iterator[None]:
             f"The model `{name_or_path}` cannot be loaded from its `{CONFIG_NAME}` and `{SAFE_WEIGHTS_NAME}` "
             f"({type(error).__name__}: {error}). If you have not passed options, save or download it again."
         ) from error
+    finally:
+        _MAX_WEIGHTS.reset(token)
+
+
+def check_size(model: nn.Module) -> None:
+    """
+    Raises if a model that is being loaded is much larger than its files: its configuration is damaged or hostile.
+
+    transformers makes it without memory first, and would allocate the memory before it compares shapes.
+    """
+    limit = _MAX_WEIGHTS.get()
+    if limit is None:
+        return
+    tied = getattr(model, "all_tied_weights_keys", {})
+    tensors = [(tensor.numel(), name) for name, tensor in model.named_parameters() if name not in tied]
+    tensors += [(buffer.numel(), name) for name, buffer in model.named_buffers()]
+    if sum(size for size, _ in tensors) > limit:
+        size, name = max(tensors)
+        raise ValueError(f"by its configuration, `{name}` has {size} numbers, more than the files of the weights")
 
 
 # ---- After loading ----

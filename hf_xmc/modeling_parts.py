@@ -78,13 +78,15 @@ class PartsMixin:
         if predict_with == "all":
             if self.scorer is None:
                 raise ValueError(
-                    "The model has no scorer. Set `predict_with='ranker'`, or train it with `XMCTrainer`."
+                    "The model has no scorer for `predict_with='all'`, the default in `config.json` perhaps. Set "
+                    "`predict_with='ranker'`, or train it with `XMCTrainer`."
                 )
             assert self.labels is not None
             log_counts, names = self.labels.log_counts, self.scorer.parts
         elif predict_with not in self.available_parts:
             raise ValueError(
-                f"`predict_with={predict_with!r}`, but the model has only {', '.join(self.available_parts)}."
+                f"`predict_with={predict_with!r}` (by default of `config.json`), but the model has only "
+                f"{', '.join(self.available_parts)}."
             )
         scores, labels = np.empty((len(features), top_k), np.float32), np.empty((len(features), top_k), np.int64)
         done = 0
@@ -288,7 +290,8 @@ class PartsMixin:
         levels, tree = self.config.head_levels or [], self.label_tree
         if tree is None or tree.depth not in levels or self.config.trained_levels < len(levels):
             raise ValueError(
-                "The model has no trained head for its labels. Set `predict_with='ranker'`, or train all levels."
+                "The model has no trained head for its labels by `head_levels` and `trained_levels` in `config.json`. "
+                "Set `predict_with='ranker'`, or train all levels."
             )
 
     def _dense_part(self, features: Features) -> torch.Tensor:

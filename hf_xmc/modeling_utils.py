@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from transformers import AutoTokenizer
 from transformers import initialization as init
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from .configuration_xmc import XMCConfig
 from .features import Features
@@ -21,7 +22,7 @@ from .label_tree import TREE_FILE, LabelTree
 from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
 from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
-from .loading import HUB_KWARGS, check_loaded, check_model_files, explained, verify_files
+from .loading import HUB_KWARGS, check_loaded, check_model_files, guarded, verify_files
 from .modeling_heads import LevelHead
 from .output import XMCOutput
 from .remote_code import SelfContainedModel
@@ -103,6 +104,8 @@ class PredictMixin:
         """
         if isinstance(documents, (str, bytes)):
             raise TypeError("`documents` is one text, not several. Pass a list: `[text]`.")
+        if isinstance(documents, Mapping) or not hasattr(documents, "__len__"):
+            raise TypeError(f"`documents` must be a list of texts, not {type(documents).__name__}.")
         check_count("batch_size", batch_size)
         restriction = self.restrict(labels, exclude, under)
         self.check_hierarchy(level, with_parents)
@@ -174,6 +177,8 @@ class PredictMixin:
 
     def check_hierarchy(self, level: int | None, with_parents: bool = False) -> Hierarchy | None:
         """Returns the hierarchy that predictions need; raises if there is none, or no such level."""
+        if not isinstance(with_parents, bool):
+            raise TypeError(f"`with_parents` must be True or False, not {with_parents!r:.80}.")
         if level is None and not with_parents:
             return None
         if self.labels is None:
@@ -202,11 +207,12 @@ class PredictMixin:
             raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
         names = self.labels.names
         assert output.scores is not None and output.indices is not None
-        if output.scores.isnan().any():
+        scores = output.scores.tolist()
+        if any(math.isnan(sum(row)) for row in scores):
             raise ValueError(
                 "The model gives scores that are not numbers: its weights are damaged. Check it with `hf-xmc verify`."
             )
-        rows = zip(output.indices.tolist(), output.scores.tolist(), strict=True)
+        rows = zip(output.indices.tolist(), scores, strict=True)
         return [[(names[i], score) for i, score in zip(*row, strict=True) if i >= 0] for row in rows]
 
 
@@ -307,8 +313,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             check_model_type(pretrained_model_name_or_path, XMCConfig.model_type, **hub_kwargs)
         if kwargs.pop("verify", False):
             verify_files(pretrained_model_name_or_path, **hub_kwargs)
-        check_model_files(pretrained_model_name_or_path, hub_kwargs, kwargs["use_safetensors"])
-        with explained(source):
+        num_weights = check_model_files(pretrained_model_name_or_path, hub_kwargs, kwargs["use_safetensors"])
+        with guarded(source, num_weights):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
@@ -365,8 +371,8 @@ class XMCPreTrainedModel(SelfContainedModel):
             ranker_class = _RANKERS.get(self.config.ranker_type)
             if ranker_class is None:
                 raise ValueError(
-                    f"`ranker_type={self.config.ranker_type!r}` of `{name_or_path}` is not one of "
-                    f"{', '.join(_RANKERS)}. Update hf_xmc."
+                    f"`ranker_type={self.config.ranker_type!r:.80}` in `{CONFIG_NAME}` of `{name_or_path}` is not one "
+                    f"of {', '.join(_RANKERS)}. Update hf_xmc."
                 )
             self.ranker = _load_part(ranker_class, name_or_path, {"tree": tree, **hub_kwargs})
         parts = set(self.config.parts or ())

@@ -20,6 +20,7 @@ from .label_tree import LabelTree
 from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
+from .loading import check_size
 from .modeling_heads import Head, LevelHeads
 from .modeling_parts import PartsMixin
 from .modeling_utils import PredictMixin, XMCPreTrainedModel
@@ -108,6 +109,7 @@ class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCP
         # weight file without any.
         self.anchor = nn.Parameter(torch.ones(()), requires_grad=False)
         self.post_init()
+        check_size(self)
 
     @classmethod
     def from_encoder(
@@ -389,7 +391,10 @@ class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCP
         beam_size = self.config.beam_size if beam_size is None else beam_size
         predict_with = self.config.predict_with if predict_with is None else predict_with
         if predict_with not in PREDICT_WITH:
-            raise ValueError(f"`predict_with={predict_with!r}` is not one of {', '.join(PREDICT_WITH)}.")
+            raise ValueError(
+                f"`predict_with={predict_with!r:.80}` is not one of {', '.join(PREDICT_WITH)}. Its default is in "
+                "`config.json`."
+            )
         if predict_with == "heads":
             return self._predict_with_heads(features, top_k, beam_size, restriction)
         if predict_with == "both":

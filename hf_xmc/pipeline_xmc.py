@@ -102,14 +102,14 @@ class ExtremeTextClassificationPipeline(Pipeline):
             check_count("top_k", top_k)
         if beam_size is not None:
             check_count("beam_size", beam_size, least=0)
-        if threshold is not None and not isinstance(threshold, Real):
+        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, Real)):
             raise TypeError(f"`threshold` must be a number, not {threshold!r:.80} ({type(threshold).__name__}).")
         if threshold is not None and math.isnan(threshold):
             raise ValueError("`threshold` is not a number (nan), so that no label would be returned. Leave it out.")
         choice = {"labels": labels, "exclude": exclude, "under": under}
         self.model.restrict(**choice)  # raises if a label is unknown
         hierarchy = {"level": level, "with_parents": with_parents}
-        self.model.check_hierarchy(level, bool(with_parents))
+        self.model.check_hierarchy(level, False if with_parents is None else with_parents)
         search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with, **hierarchy, **choice}
         search = {name: value for name, value in search.items() if value is not None}
         return {}, search, {} if threshold is None else {"threshold": threshold}
@@ -135,7 +135,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
             if not inputs:
                 return []
             inputs = list(inputs)
-        elif isinstance(inputs, Iterable) and not isinstance(inputs, (str, dict, Dataset, GeneratorType)):
+        elif isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, dict, Dataset, GeneratorType)):
             inputs = (document for document in inputs)  # the base class streams generators only
         return super().__call__(inputs, *args, **kwargs)
 
@@ -200,6 +200,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
         postprocess_params: dict[str, Any],
     ) -> PipelineIterator:
         """Batches texts without padding; the base class can only batch what a tokenizer has padded."""
+        check_count("batch_size", batch_size)
         dataset = (PipelineDataset if isinstance(inputs, Sized) else PipelineIterator)(
             inputs, self.preprocess, preprocess_params
         )

@@ -18,7 +18,7 @@ def available_cores() -> int:
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """Returns an argument that must be a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise TypeError(f"`{name}` must be a whole number, not {value!r:.80} ({type(value).__name__}).")
     if value < least:
         raise ValueError(f"`{name}` must be at least {least}, not {value}.")

@@ -35,7 +35,22 @@ VALUES = (
     ["a"],
     {"a": 1},
 )
-NAMES = ("../model", "..", "/etc", "/etc/passwd", "a/b", "", ".", "member-1/..", "C:\\x", "\0", "ranker.safetensors")
+# Name of a file beside the folder of a model, which a hostile model could open.
+BAIT = "bait"
+NAMES = (
+    "../model",
+    f"../{BAIT}",
+    "..",
+    "/etc",
+    "/etc/passwd",
+    "a/b",
+    "",
+    ".",
+    "member-1/..",
+    "C:\\x",
+    "\0",
+    "ranker.safetensors",
+)
 
 
 def flip_bytes(path: Path, rng: random.Random) -> str:
@@ -162,7 +177,7 @@ def edit_json(path: Path, rng: random.Random) -> str:
         owner = owner[key]
     old = owner[place[-1]]
     if "weight_map" in place or place[0] == "members":
-        owner[place[-1]] = rng.choice((*NAMES, *VALUES))
+        owner[place[-1]] = rng.choice((*NAMES, *VALUES, str(path.parents[1] / BAIT)))
     elif rng.random() < 0.15:
         del owner[place[-1]]
         path.write_text(json.dumps(content))
@@ -243,9 +258,9 @@ def replace_file(path: Path, rng: random.Random) -> str:
     return f"replaced by {other.name}"
 
 
-def mutations_of(path: Path) -> list[Callable[[Path, random.Random], str]]:
-    """The mutations that suit a file, the useful ones several times."""
-    common = [flip_bytes, flip_bytes, truncate, replace_file, link_outside]
+def mutations_of(path: Path, with_links: bool) -> list[Callable[[Path, random.Random], str]]:
+    """The mutations that suit a file, the useful ones several times. Models may not have links, data may."""
+    common = [flip_bytes, flip_bytes, truncate, replace_file, *([link_outside] if with_links else [])]
     if path.suffix == ".safetensors":
         return [*common, *[edit_header] * 4, *[edit_values] * 10]
     if path.suffix == ".json":

@@ -2,7 +2,8 @@
 A Hub for tests: repositories in memory, served over HTTP to the real client.
 
 It answers the requests of `huggingface_hub` and `datasets` that create, fill, list and download repositories: commits
-with LFS, branches, pull requests, private and gated repositories. `requests` lists them; `fail` makes some fail.
+with LFS, branches, pull requests, private and gated repositories. `requests` lists them; `fail`, `cut` and `stall`
+make some fail.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,6 +66,7 @@ class LocalHub:
         self.tokens_seen: set[str | None] = set()
         self._failures: list[list] = []
         self._cuts: list[list] = []
+        self._stalls: list[tuple[re.Pattern, float]] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -106,6 +109,18 @@ class LocalHub:
         """Ends the connection in the middle of the next answers to requests that match `pattern`."""
         self._cuts.append([re.compile(pattern), times])
 
+    def stall(self, pattern: str, seconds: float) -> None:
+        """Waits so long before the next answer to a request that matches `pattern`."""
+        self._stalls.append((re.compile(pattern), seconds))
+
+    def wait(self, request: str) -> None:
+        """Waits before an answer, if it is to be delayed."""
+        with self._lock:
+            found = [stall for stall in self._stalls if stall[0].search(request)][:1]
+            self._stalls = [stall for stall in self._stalls if stall not in found]
+        for _, seconds in found:
+            time.sleep(seconds)
+
     def is_cut(self, request: str) -> bool:
         """Whether the answer to this request is to be cut."""
         with self._lock:
@@ -117,7 +132,7 @@ class LocalHub:
 
     def heal(self) -> None:
         """Ends all failures."""
-        self._failures, self._cuts = [], []
+        self._failures, self._cuts, self._stalls = [], [], []
 
     @contextmanager
     def watched(self) -> Iterator[list[str]]:
@@ -370,6 +385,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             split = urlsplit(self.path)
             path = unquote(split.path) + (f"?{split.query}" if split.query else "")
+            hub.wait(f"{self.command} {path}")
             status, content, headers = hub.answer(self.command, path, self._body(), self.headers)
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)

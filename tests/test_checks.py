@@ -154,6 +154,19 @@ def test_encoders_that_do_not_fit_their_weights(encoder_folder, fields):
         XMCForTextClassification.from_pretrained(encoder_folder)
 
 
+@pytest.mark.parametrize(
+    ("field", "tensor"),
+    [("max_position_embeddings", "position_embeddings"), ("intermediate_size", "dense"), ("vocab_size", "word_embed")],
+)
+def test_encoders_that_are_larger_than_their_weights(encoder_folder, field, tensor):
+    path = encoder_folder / "config.json"
+    encoder = json.loads(path.read_text())["encoder_config"]
+    edit_json(path, encoder_config={**encoder, field: 10**6})
+    # Said before the memory is allocated, unlike the error of transformers about shapes.
+    with pytest.raises(ValueError, match=f"config.json.*{tensor}.*32000000 numbers"):
+        XMCForTextClassification.from_pretrained(encoder_folder)
+
+
 def test_weights_that_are_missing_or_damaged(encoder_folder):
     from safetensors.numpy import save_file
 
@@ -256,6 +269,9 @@ def test_limits_of_arguments(model_folder):
             model.predict(["topic07"], **{name: value})
     with pytest.raises(TypeError, match="documents"):
         model.predict(b"topic07")
+    for documents in (None, 5, {"a": 1}, (text for text in ["topic07"])):
+        with pytest.raises(TypeError, match="`documents`"):
+            model.predict(documents)
     with pytest.raises(TypeError, match=r"documents\[1\]"):
         model.predict(["topic07", b"topic08"])
     import hf_xmc
@@ -263,9 +279,22 @@ def test_limits_of_arguments(model_folder):
     tag = hf_xmc.pipeline(str(model_folder))
     with pytest.raises(ValueError, match="threshold"):
         tag("topic07", threshold=float("nan"))
-    for name, value in [("threshold", "0.5"), ("top_k", 1.5), ("beam_size", "x")]:
+    wrong = [("threshold", "0.5"), ("threshold", True), ("top_k", 1.5), ("beam_size", "x"), ("with_parents", "no")]
+    for name, value in wrong:
         with pytest.raises(TypeError, match=name):
             tag("topic07", **{name: value})
+    with pytest.raises(TypeError, match="batch_size"):
+        tag(["topic07", "topic08"], batch_size="x")
+    with pytest.raises(TypeError, match="bytes"):
+        tag(b"topic07")
+
+
+@pytest.mark.parametrize("value", [b"label 07", 7, True, [7], [b"label 07"], [None], [["label 07"]], [float("nan")]])
+@pytest.mark.parametrize("name", ["labels", "exclude", "under"])
+def test_wrong_types_of_restrictions(model_folder, name, value):
+    model = XMCForTextClassification.from_pretrained(model_folder)
+    with pytest.raises(TypeError, match=f"`{name}"):
+        model.predict(["topic07"], **{name: value})
 
 
 def test_settings_of_tfidf_that_would_need_too_much_memory(tmp_path):

@@ -1,7 +1,13 @@
 """The compiled pieces on their own: vector operations on lanes, hashed rows, packed records, candidates."""
 
+import ctypes
+import faulthandler
+import os
+import signal
+
 import numpy as np
 import pytest
+from guard_pages import beside_guard
 from scipy.sparse import csr_matrix
 
 from hf_xmc import kernels_search as kernels
@@ -62,25 +68,45 @@ def run_select(scores, nodes, limit):
 SPANS = [(0, 0), (0, 1), (2, 4), (1, 8), (3, 20), (0, 21)]
 
 
+@pytest.fixture(params=["begin", "end"])
+def guarded(request):
+    """Puts arrays beside memory that ends the process if an intrinsic reads or writes it: they do not check bounds."""
+    return lambda array: beside_guard(array, request.param)
+
+
 @pytest.fixture
-def lanes():
+def lanes(guarded):
     rng = np.random.default_rng(0)
-    return rng.normal(size=21).astype(np.float32), rng.normal(size=(30, LANES)).astype(np.float32), rng
+    values, weights = rng.normal(size=21).astype(np.float32), rng.normal(size=(30, LANES)).astype(np.float32)
+    return guarded(values), guarded(weights), rng
+
+
+@pytest.mark.parametrize("edge", ["begin", "end"])
+def test_guards(edge):
+    array = beside_guard(np.arange(100, dtype=np.int32), edge)
+    address = array.ctypes.data + (array.nbytes if edge == "end" else -1)
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()  # of pytest, which would report the expected error
+        ctypes.string_at(address, 1)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
 
 
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(("begin", "end"), SPANS)
-def test_lane_dot_and_add(lanes, index_dtype, begin, end):
+def test_lane_dot_and_add(lanes, guarded, index_dtype, begin, end):
     values, weights, rng = lanes
-    rows = rng.permutation(30)[:21].astype(index_dtype)
-    out = rng.normal(size=LANES).astype(np.float32)
+    # The first and the last row are among them.
+    rows = guarded(np.append(rng.permutation(28)[:19] + 1, [0, 29]).astype(index_dtype))
+    out = guarded(rng.normal(size=LANES).astype(np.float32))
     expected = out.astype(np.float64)
     for p in range(begin, end):
         expected += float(values[p]) * weights[rows[p]]
     run_dot(rows, values, begin, end, weights, out)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
-    changed = weights.copy()
+    changed = guarded(weights)
     run_add(rows, values, begin, end, changed, out)
     for row in range(30):
         places = [p for p in range(begin, end) if rows[p] == row]
@@ -90,22 +116,24 @@ def test_lane_dot_and_add(lanes, index_dtype, begin, end):
 
 
 @pytest.mark.parametrize(("begin", "end"), SPANS)
-def test_lane_operations_on_consecutive_rows(lanes, begin, end):
+@pytest.mark.parametrize("at_end", [False, True])
+def test_lane_operations_on_consecutive_rows(lanes, guarded, begin, end, at_end):
     values, weights, rng = lanes
-    out = np.zeros(LANES, dtype=np.float32)
-    run_dense(values, begin, end, weights, 5, out, False)
-    np.testing.assert_allclose(out, values[begin:end] @ weights[5 : 5 + end - begin], rtol=1e-5, atol=1e-5)
-    changed = weights.copy()
-    delta = rng.normal(size=LANES).astype(np.float32)
-    run_dense(values, begin, end, changed, 5, delta, True)
+    first = 30 - (end - begin) if at_end else 0
+    out = guarded(np.zeros(LANES, dtype=np.float32))
+    run_dense(values, begin, end, weights, first, out, False)
+    np.testing.assert_allclose(out, values[begin:end] @ weights[first : first + end - begin], rtol=1e-5, atol=1e-5)
+    changed = guarded(weights)
+    delta = guarded(rng.normal(size=LANES).astype(np.float32))
+    run_dense(values, begin, end, changed, first, delta, True)
     expected = weights.copy()
-    expected[5 : 5 + end - begin] += np.outer(values[begin:end], delta)
+    expected[first : first + end - begin] += np.outer(values[begin:end], delta)
     np.testing.assert_allclose(changed, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize(("begin", "end"), SPANS)
-def test_lane_dot_with_packed_records(lanes, quantized, begin, end):
+def test_lane_dot_with_packed_records(lanes, guarded, quantized, begin, end):
     values, weights, rng = lanes
     records = np.zeros((30, HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
     if quantized:
@@ -113,9 +141,9 @@ def test_lane_dot_with_packed_records(lanes, quantized, begin, end):
         weights = records[:, HEADER:].astype(np.float64)
     else:
         records.view(np.float32)[:, HEADER // 4 :] = weights
-    rows = rng.integers(0, 30, 21)
-    out = np.zeros(LANES, dtype=np.float32)
-    run_packed(rows, values, begin, end, records, out, quantized)
+    rows = guarded(np.append(rng.integers(0, 30, 19), [0, 29]))
+    out = guarded(np.zeros(LANES, dtype=np.float32))
+    run_packed(rows, values, begin, end, guarded(records), out, quantized)
     np.testing.assert_allclose(out, values[begin:end] @ weights[rows[begin:end]], rtol=1e-4, atol=1e-4)
 
 

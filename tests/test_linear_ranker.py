@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
+from guard_pages import beside_guard
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 from small_problems import UNEVEN_LABELS, as_rows, as_weights, random_problem, same_weights, uneven_tree
@@ -191,6 +192,22 @@ def test_all_index_types(pointer_dtype, index_dtype):
 
 
 # Unusual input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight_dtype", ["int8", "float32"])
+@pytest.mark.parametrize("edge", ["begin", "end"])
+def test_search_stays_within_its_arrays(edge, weight_dtype):
+    ranker, features = trained(weight_dtype=weight_dtype)
+    expected = ranker.predict(features, 7)
+    # The weights are not written, either.
+    weights = {name: beside_guard(array, edge, writable=False) for name, array in vars(ranker.weights).items()}
+    sparse = features.sparse.copy()
+    sparse.data, sparse.indices, sparse.indptr = (
+        beside_guard(array, edge) for array in (sparse.data, sparse.indices, sparse.indptr)
+    )
+    guarded = LinearRanker(ranker.tree, type(ranker.weights)(**weights), num_sparse=40, num_dense=3)
+    found = guarded.predict(Features(sparse, beside_guard(features.dense, edge)), 7)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_documents_without_features_get_the_biases():

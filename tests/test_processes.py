@@ -28,6 +28,8 @@ TRAININGS = {
 }
 # The others are slow tests.
 QUICK = ("xr-linear", "frozen", "xr-transformer", "label-texts", "lightxml")
+# Models of these trainings that get further documents.
+EXTENDED = ("xr-linear", "frozen")
 # Under FSDP, and the step of a checkpoint to resume from: that of lightxml is in the part with averaged weights.
 SHARDED = {"xr-transformer": 8, "label-texts": 3, "lightxml": 3}
 
@@ -50,6 +52,11 @@ def make_sharded_jobs(name, folder, encoder):
     return [job, {**job, "folder": str(folder / f"{name}-resumed"), "resume": f"{job['folder']}/checkpoint-{step}"}]
 
 
+def make_extension(name, base, folder, encoder):
+    """Further documents for the model of a training."""
+    return {**make_job(name, folder, encoder, 1), "extends": str(base / name)}
+
+
 @pytest.fixture
 def together(tiny_encoder, make_once):
     """Returns the folder of what two processes trained together: the quick trainings, or the others and FSDP."""
@@ -58,7 +65,9 @@ def together(tiny_encoder, make_once):
         def fill(folder):
             names = [name for name in TRAININGS if (name in QUICK) == quick]
             jobs = [make_job(name, folder / name, tiny_encoder, 2) for name in names]
-            if not quick:
+            if quick:
+                jobs += [make_extension(name, folder, folder / f"{name}-extended", tiny_encoder) for name in EXTENDED]
+            else:
                 jobs += [job for name in SHARDED for job in make_sharded_jobs(name, folder, tiny_encoder)]
             done = launch(jobs, folder, processes=2)
             assert done.returncode == 0, done.stderr[-5000:]
@@ -97,6 +106,15 @@ def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, 
         assert_same_model(tmp_path / name, folder)
         assert first["predictions"] == alone["predictions"] and first["metrics"] == alone["metrics"]
     assert not (folder / CACHE_FOLDER).exists()
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_two_processes_extend_a_model_as_one(together, tiny_encoder, tmp_path, name):
+    run_job(**make_extension(name, together(True), tmp_path, tiny_encoder))
+    (alone,) = results(tmp_path, 1)
+    first, second = results(together(True) / f"{name}-extended", 2)
+    assert first == second and first["predictions"] == alone["predictions"]
+    assert_same_model(tmp_path, together(True) / f"{name}-extended")
 
 
 @pytest.mark.slow

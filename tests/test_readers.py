@@ -4,6 +4,8 @@ import gzip
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 from scipy.sparse import csc_matrix, csr_matrix, random, save_npz
@@ -82,6 +84,18 @@ def test_csv_and_tsv(tmp_path, load):
     assert load(tmp_path / "test.tsv", "test", label_delimiter=" ")[:] == {"text": ["a, b"], "labels": [["1", "2"]]}
     (tmp_path / "odd.csv").write_text("text#labels\na#1\n")
     assert load(tmp_path / "odd.csv", label_delimiter=" ", sep="#")[:] == {"text": ["a"], "labels": [["1"]]}
+
+
+def test_texts_that_are_not_utf8(tmp_path, load):
+    rows = {"text": pa.array([b"solar", b"so\xc3lar"], pa.binary()), "labels": [["a"], ["b"]]}
+    table = pa.table(rows)
+    # As other programs write it: Arrow itself would refuse to make such texts.
+    table = table.set_column(0, "text", table["text"].chunk(0).view(pa.string()))
+    pq.write_table(table, tmp_path / "train.parquet")
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "so\xc3lar", "labels": ["a"]}\n')
+    for name in ("train.parquet", "train.jsonl"):
+        with pytest.raises(ValueError, match=name):
+            load(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.csv", "train.txt", "train.txt.gz"])

@@ -21,7 +21,7 @@ from small_problems import (
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.training import shortlist
 from hf_xmc.training.options import RankerArguments
-from hf_xmc.training.ranker import train_ranker
+from hf_xmc.training.ranker import KeptRanker, train_ranker
 from hf_xmc.training.shortlist import level_shortlist
 
 EXACT = {"bias_prior": -1.0, "prune_threshold": 0.0, "weight_dtype": "float32", "tolerance": 1e-5, "max_passes": 3000}
@@ -100,6 +100,26 @@ def test_every_level_is_optimal_on_its_shortlist(loss, negatives, beam_size):
         loss_weights = cost_sensitive_weights(counts[level - 1], 2.0, 0.5)
         truth_of_level = counts[level - 1]
         assert_optimal(weights[level - 1], rows, truth_of_level, chosen, loss_weights, loss, arguments.bias_prior)
+
+
+@pytest.mark.parametrize("negatives, beam_size", [("both", 1), ("man", 2)])
+def test_blocks_that_are_trained_again_are_optimal_on_all_documents(negatives, beam_size):
+    """Eq. 9."""
+    features, targets = random_problem(seed=3, sparse=12, dense=2)
+    truth, rows = targets.toarray(), as_rows(features)
+    arguments = RankerArguments(
+        C=2.0, negative_cost=0.5, cost_sensitive=True, negatives=negatives, train_beam_size=beam_size, **EXACT
+    )
+    old = train_ranker(features[:60], targets[:60], TREE, arguments)
+    changed = truth[60:].any(axis=0) & (np.arange(28) < 6)
+    weights = as_weights(train_ranker(features, targets, TREE, arguments, kept=KeptRanker(old, changed)))
+    counts = oracles.true_label_counts(truth, CHAIN, TREE.leaf_labels.tolist())[-1]
+    chosen = oracle_shortlist(TREE.depth, negatives, beam_size, truth, rows, weights, "squared_hinge")
+    nodes = TREE.leaf_positions[np.flatnonzero(changed)]
+    assert 0 < len(nodes) < 6
+    costs = cost_sensitive_weights(counts, 2.0, 0.5)
+    of_nodes = (array[:, nodes] for array in (counts, chosen, costs))
+    assert_optimal(weights[-1][nodes], rows, *of_nodes, "squared_hinge", arguments.bias_prior)
 
 
 def test_a_node_without_documents_rejects_everything():

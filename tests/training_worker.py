@@ -92,8 +92,9 @@ def run_job(
     fsdp: bool = False,
     sparse_rows: int | None = None,
     die: tuple[int, int] | None = None,
+    extends: str | None = None,
 ) -> None:
-    """Trains, evaluates and predicts; writes the results beside the model."""
+    """Trains, or extends the model of another job, evaluates and predicts; writes the results beside the model."""
     from hf_xmc import XMCTrainer, XMCTrainingArguments, modeling_heads
     from hf_xmc.parallel.stage_cache import digest
 
@@ -109,7 +110,10 @@ def run_job(
     callbacks = [] if die is None else [Die(*die)]
     documents = make_documents(160, seed=7)
     texts = TOPICS if options.get("level_objective") == "label_texts" else None
-    trainer = XMCTrainer(encoder, args, documents, held_out, callbacks=callbacks, label_texts=texts)
+    given: dict[str, Any] = {"model": encoder, "train_dataset": documents}
+    if extends is not None:
+        given = {"model": extends, "train_dataset": make_documents(5, seed=8), "previous_dataset": documents}
+    trainer = XMCTrainer(args=args, eval_dataset=held_out, callbacks=callbacks, label_texts=texts, **given)
     output = trainer.train(resume_from_checkpoint=resume or None)
     scores, indices = trainer.predict(held_out).predictions
     weights = {name: tensor.detach().numpy() for name, tensor in trainer.model.state_dict().items()}

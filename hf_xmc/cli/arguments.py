@@ -21,6 +21,7 @@ from ..data.readers import join_splits, split_names
 from ..data.vocabularies import vocabulary_beside
 from ..modeling_utils import PredictMixin
 from ..serialization import resolve_file
+from ..training.extension import check_extension
 from ..training.options import explain_old_name
 from ..training.progress import LOGS, quiet_libraries
 from ..training.record import TrainingRecord
@@ -69,6 +70,10 @@ class DataArguments:
     labels_seen_only: bool = field(
         default=False, metadata={"help": "Leave out labels of the vocabulary that no training document has."}
     )
+    extend: str | None = field(
+        default=None, metadata={"help": "Trained model to extend by the documents; its folder stays as it is."}
+    )
+    previous: str | None = field(default=None, metadata={"help": "Data that the model of --extend was trained on."})
     train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
     validation_split: str | None = field(
         default=None, metadata={"help": "Split for evaluation during training, early stopping and the last scorer."}
@@ -101,6 +106,14 @@ class DataArguments:
         """Loads the vocabulary of the labels, see [`vocabulary_beside`]."""
         wanted = {"true": True, "false": False}.get(str(self.label_texts).lower(), self.label_texts)
         return vocabulary_beside(None if self.dataset == "sample" else self.dataset, wanted, self.label_language)
+
+    def load_extended(self) -> dict[str, Any]:
+        """Returns the arguments of the trainer for a model to extend."""
+        check_extension(self.extend, self.previous)
+        if self.extend is None or self.previous is None:
+            return {}
+        previous = load_split(self.previous, self.train_split, **data_options(self, self.extend))
+        return {"model": self.extend, "previous_dataset": previous}
 
     def _check_unseen(self, option: str) -> None:
         """Refuses to measure on training documents."""

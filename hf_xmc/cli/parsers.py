@@ -46,6 +46,8 @@ options:
   --label-column NAME      column of the labels
   --label-delimiter TEXT   what separates the labels in it, such as ';'
   --label-texts FILE       names, synonyms and parents of the labels: a table, JSON or SKOS; false for none
+  --extend MODEL           add the documents of DATA to this model, which stays as it is
+  --previous DATA          with --extend: the data that the model was trained on
   --holdout SHARE          share of the documents to hold out (0.1); 0 for none
   --final-train false      do not train on the documents held out
   --num-train-epochs N     passes over the data in fine-tuning

@@ -126,7 +126,7 @@ def _train_on(data: DataArguments, options: dict[str, Any]) -> None:
     for column, kind in (data.column_mapping or {}).items():
         columns[{"text": "text_column", "labels": "label_column"}.get(kind, kind)] = column
     folder = options.pop("output_dir")
-    names = ("labels_seen_only", "holdout", "final_train", "log")
+    names = ("labels_seen_only", "extend", "previous", "holdout", "final_train", "log")
     chosen: dict[str, Any] = {name: getattr(data, name) for name in names}
     with quiet_libraries():
         label_texts = data.load_label_texts()
@@ -154,7 +154,9 @@ def _train_from_recipe(data: DataArguments, args: XMCTrainingArguments) -> None:
         validation_dataset = data.load(data.validation_split) if data.validation_split else None
         eval_dataset = data.load(data.eval_split) if data.eval_split else None
         label_texts = data.load_label_texts()
+        extended = data.load_extended()
     trainer = XMCTrainer(
+        **extended,
         args=args,
         train_dataset=train_dataset,
         # The eval split must not influence any choice.

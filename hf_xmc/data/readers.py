@@ -275,9 +275,12 @@ def load_table(files: list[Path], split: str, cache_dir: str | None, options: di
     try:
         if loader == "csv":
             options = _csv_options(files[0], **options)
-        return datasets.load_dataset(
+        dataset = datasets.load_dataset(
             loader, data_files={split: [str(path) for path in files]}, split=split, cache_dir=cache_dir, **options
         )
+        # Arrow accepts texts that are not UTF-8, and fails when they are used, without the name of the file.
+        dataset.data.table.validate(full=True)
+        return dataset
     except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowException, UnicodeError) as error:
         hint = " Quote texts that contain the separator, or give the separator (`--separator`)."
         raise ValueError(

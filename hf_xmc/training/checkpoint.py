@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..modeling_xmc import XMCForTextClassification
 from ..serialization import atomic_write, load_tensors, read_json, save_tensors, write_json
 from .arguments import XMCTrainingArguments
 
@@ -202,3 +203,10 @@ def find_checkpoint(args: XMCTrainingArguments, resume: str | bool | None) -> st
             f"The checkpoint `{folder}` is damaged: {damage}. Pass another one, or `True` for the last complete one."
         )
     return folder
+
+
+def load_checkpoint(folder: str, args: XMCTrainingArguments) -> XMCForTextClassification:
+    """Loads the model of a checkpoint."""
+    attention = args.encoder_attn_implementation
+    options = {} if attention is None else {"attn_implementation": attention}
+    return XMCForTextClassification.from_pretrained(folder, **options)

@@ -19,6 +19,7 @@ from .arguments import XMCTrainingArguments
 from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
 from .large_encoders import ShardedEncoder
+from .ranker import KeptRanker
 from .scoring import held_out_documents
 
 
@@ -38,6 +39,8 @@ class RunContext:
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
         scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
         labels_seen_only (`bool`, *optional*, defaults to `False`): Whether labels without documents are left out.
+        kept ([`KeptRanker`], *optional*): The ranker of a model that gets further documents.
+        num_previous (`int`, *optional*, defaults to 0): Number of documents that it was trained on; the first ones.
     """
 
     model: XMCForTextClassification
@@ -49,6 +52,8 @@ class RunContext:
     validation: Dataset | None = None
     scorer: Scorer | None = None
     labels_seen_only: bool = False
+    kept: KeptRanker | None = None
+    num_previous: int = 0
     text_uses: dict[str, None] = field(default_factory=dict)
     """Parts of the training that have used label texts."""
     features: Features = field(init=False)
@@ -79,16 +84,20 @@ class RunContext:
             return self.whole.vectors()[self.rows]
         if self._vectors is None:
             with self.stage("embed") as metrics, self.whole_encoder():
-                self._vectors = embed_dataset(
-                    self.model,
-                    self.tokens,
-                    self.args.per_device_eval_batch_size,
-                    self.args.embedding_cache,
-                    self.runtime,
-                    self.tokens_key,
-                )
+                self._vectors = self._embed()
                 metrics["documents"] = len(self._vectors)
         return self._vectors
+
+    def _embed(self) -> np.ndarray:
+        model, tokens, runtime = self.model, self.tokens, self.runtime
+        options = self.args.per_device_eval_batch_size, self.args.embedding_cache
+        if not self.num_previous:
+            return embed_dataset(model, tokens, *options, runtime, self.tokens_key)
+        # Apart, because the first training may have cached the vectors of its documents.
+        within = replace(runtime, cache=runtime.cache.within("previous"))
+        first, count = self.num_previous, len(tokens)
+        previous = embed_dataset(model, tokens.select(range(first)), *options, within)
+        return np.concatenate([previous, embed_dataset(model, tokens.select(range(first, count)), *options, runtime)])
 
     def readable_texts(self) -> list[str]:
         """Returns the texts of the labels, see [`Labels`]; empty ones if they are switched off."""

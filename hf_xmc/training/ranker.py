@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from queue import SimpleQueue
 
 import numpy as np
@@ -35,9 +38,62 @@ DOCUMENTS_PER_TASK = 8192
 # Pieces of a level that are shared among processes and cached: the largest useful number of processes.
 MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
+_BEGINS = {"records": "row_begin", "buckets": "bucket_begin"}
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
 COPIED_NONZEROS = 1 << 20
+
+
+@dataclass(frozen=True)
+class KeptRanker:
+    """
+    A trained ranker, some labels of which are to be trained again.
+
+    The labels of a block share their features: all of them are trained again, or none. Inner nodes always are.
+
+    Args:
+        ranker ([`LinearRanker`]): The ranker.
+        changed (`np.ndarray`): Whether each label is to be trained again.
+    """
+
+    ranker: LinearRanker
+    changed: np.ndarray
+
+    def blocks(self, level: int) -> np.ndarray:
+        """Returns the blocks of a level that are trained, as [`_level_blocks`] does."""
+        tree, begin = self.ranker.tree, self.ranker.block_child
+        nodes = first_node(tree, level), first_node(tree, level + 1)
+        chosen = np.flatnonzero(self._are_trained & (begin[:-1] >= nodes[0]) & (begin[:-1] < nodes[1]))
+        first = begin[chosen] - nodes[0]
+        return np.stack([tree.parents(level)[first], first, begin[chosen + 1] - begin[chosen]], axis=1)
+
+    @cached_property
+    def _are_trained(self) -> np.ndarray:
+        tree = self.ranker.tree
+        before = np.concatenate([[0], np.cumsum(self.changed[tree.leaf_labels])])
+        begin = self.ranker.block_child - first_node(tree, tree.depth)
+        return (begin[:-1] < 0) | (before[np.maximum(begin[1:], 0)] > before[np.maximum(begin[:-1], 0)])
+
+    def joined(self, trained: RankerWeights) -> RankerWeights:
+        """Returns the weights with the blocks trained so far in place of their own; others are the same to the bit."""
+        kept, width, is_new = self.ranker.weights, self.ranker.num_dense + 1, self._are_trained
+        count = len(trained.row_begin) - 1
+        if count < is_new.sum():  # inner nodes, for the search of negatives
+            return trained if kept.block_sizes is None else replace(trained, block_sizes=kept.block_sizes[:count])
+        # Place of each block in its source, and runs of consecutive blocks of one source.
+        place = np.where(is_new, np.cumsum(is_new) - 1, np.arange(len(is_new)))
+        bounds = [0, *np.flatnonzero(is_new[1:] != is_new[:-1]) + 1, len(is_new)]
+        runs = [(trained if is_new[i] else kept, place[i], place[j - 1] + 1) for i, j in pairwise(bounds)]
+        arrays = {"dense": np.concatenate([source.dense[width * i : width * j] for source, i, j in runs])}
+        for name, begin_name in _BEGINS.items():
+            parts, sizes = [], []
+            for source, i, j in runs:
+                begin = getattr(source, begin_name)
+                parts.append(getattr(source, name)[begin[i] : begin[j]])
+                sizes.append(np.diff(begin[i : j + 1]))
+            arrays[name] = np.concatenate(parts)
+            arrays[begin_name] = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
+        return RankerWeights(**arrays, block_sizes=kept.block_sizes)
 
 
 def train_ranker(
@@ -47,6 +103,7 @@ def train_ranker(
     arguments: RankerArguments,
     runtime: Runtime = Runtime(),
     initial_beam: Beam | None = None,
+    kept: KeptRanker | None = None,
 ) -> LinearRanker:
     """
     Trains one linear classifier per node of the tree, or of its levels below `initial_beam`.
@@ -58,6 +115,8 @@ def train_ranker(
         arguments (`RankerArguments`): Options.
         runtime ([`Runtime`], *optional*): Threads, progress and cache. The result does not depend on it.
         initial_beam ([`Beam`], *optional*): Nodes that another matcher predicts for the training documents.
+        kept ([`KeptRanker`], *optional*):
+            A ranker with this tree, of which only inner nodes and the blocks with changed labels are trained.
     """
     if targets.shape[0] != len(features):
         raise ValueError(f"There are {len(features)} documents but targets for {targets.shape[0]}.")
@@ -84,16 +143,20 @@ def train_ranker(
             runtime,
         )
         first_parent = first_node(tree, level - 1)
-        blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
+        if kept is None:
+            blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
+        else:
+            blocks = kept.blocks(level)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
         # The last level is the largest: only the main process holds its weights, the others map the saved file.
         holds = runtime.cache.processes.is_main or level < tree.depth
         problem.train_level(level_targets[level - 1], shortlist, blocks, weights if holds else None, stage)
         if holds and (level == tree.depth or arguments.negatives != "tfn"):
+            snapshot = weights.snapshot()
             ranker = LinearRanker(
                 tree,
-                weights.snapshot(),
+                snapshot if kept is None else kept.joined(snapshot),
                 num_sparse=features.num_sparse,
                 num_dense=features.num_dense,
                 loss=arguments.loss,

@@ -49,6 +49,8 @@ class TrainingRecord:
         levels (`list[dict]`, *optional*):
             Log of the fine-tuning of an encoder: `step`, `level`, `loss`, `documents_per_second`.
         label_texts (`list[str]`, *optional*): Parts of the training that used the texts of the labels.
+        extensions (`list[dict]`, *optional*):
+            Further documents for an earlier model: `date`, `model`, `previous_documents`, `documents`, new `labels`.
         machine (`dict[str, Any]`, *optional*): Processor, cores and accelerators.
         versions (`dict[str, str]`, *optional*): Versions of Python and packages.
         latency (`dict[str, Any]`, *optional*): Milliseconds per document (`median_ms`) and how many were timed.
@@ -67,6 +69,7 @@ class TrainingRecord:
     stages: dict[str, float] = field(default_factory=dict)
     levels: list[dict[str, float]] = field(default_factory=list)
     label_texts: list[str] = field(default_factory=list)
+    extensions: list[dict[str, Any]] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     latency: dict[str, Any] | None = None
@@ -150,9 +153,7 @@ class TrainingRecorder(TrainerCallback):
         self._tuning: dict[str, float] = {}
         # Start of the current step, and the seconds of stages that ran within it.
         self._step_start = self._staged = 0.0
-        if isinstance(eval_dataset, Mapping):
-            eval_dataset = next(iter(eval_dataset.values()), None)
-        self._texts = _example_texts(eval_dataset) or _example_texts(train_dataset)
+        self._texts = _example_texts(first_dataset(eval_dataset)) or _example_texts(train_dataset)
         self._train_fingerprint = None if train_dataset is None else train_dataset._fingerprint
         if train_dataset is not None:
             self.record.documents = len(train_dataset)
@@ -243,6 +244,11 @@ class TrainingRecorder(TrainerCallback):
         self.record.latency = {"median_ms": round(1e3 * statistics.median(seconds), 3), "documents": len(seconds)}
 
 
+def first_dataset(datasets: Dataset | Mapping[str, Dataset] | None) -> Dataset | None:
+    """Returns the first of several datasets, or the only one."""
+    return next(iter(datasets.values()), None) if isinstance(datasets, Mapping) else datasets
+
+
 def hub_id(dataset: Dataset) -> str | None:
     """Returns the Hub id that a dataset was loaded from, or `None` for local files."""
     sources = (dataset.info.download_checksums or {}) if dataset.info is not None else {}
@@ -275,6 +281,12 @@ def is_hub_id(name: str | None) -> bool:
     except HFValidationError:
         return False
     return True
+
+
+def speed_metrics(prefix: str, start: float, num_samples: int) -> dict[str, float]:
+    """As `speed_metrics` of transformers, since a `start` by `time.perf_counter`, which does not jump as clocks do."""
+    seconds = time.perf_counter() - start
+    return {f"{prefix}_runtime": round(seconds, 4), f"{prefix}_samples_per_second": round(num_samples / seconds, 3)}
 
 
 def describe_machine() -> dict[str, Any]:

@@ -21,8 +21,9 @@ from ..parallel.process_group import ProcessGroup
 from ..scorer import Scorer
 from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
+from .extension import check_extension
 from .progress import StageProgressCallback, format_size, quiet_libraries
-from .record import public_name
+from .record import TrainingRecord, public_name
 from .trainer import XMCTrainer
 
 HOLDOUT_SPLIT = "holdout"
@@ -94,6 +95,8 @@ def train(
     label_texts: bool | VocabularySource | None = None,
     label_language: str | Sequence[str] | None = None,
     labels_seen_only: bool = False,
+    extend: str | os.PathLike | None = None,
+    previous: str | os.PathLike | Dataset | Mapping[str, Dataset] | None = None,
     holdout: float = 0.1,
     final_train: bool = True,
     log: str = "text",
@@ -133,6 +136,10 @@ def train(
             Language of the names in a SKOS file, see [`load_vocabulary`].
         labels_seen_only (`bool`, *optional*, defaults to `False`):
             Whether to leave out labels of the vocabulary that no document has.
+        extend (`str`, *optional*):
+            Folder or Hub id of a trained model, which stays as it is: the new model is this one, extended by `data`.
+        previous (`str`, `datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
+            The data that the model of `extend` was trained on; of several splits, `train`.
         holdout (`float`, *optional*, defaults to 0.1):
             Share of the documents to hold out, at most 10,000 of them, if the data has no other splits. 0 for none.
         final_train (`bool`, *optional*, defaults to `True`):
@@ -156,24 +163,27 @@ def train(
     _check_folder(str(output_dir), options)
     if not 0 <= holdout < 1:
         raise ValueError(f"`holdout={holdout}` must be at least 0 and below 1: the share of documents to hold out.")
+    check_extension(extend, previous)
     progress = StageProgressCallback(log, bar=False if options.get("disable_tqdm") else None)
+    columns: dict[str, Any] = {
+        "text_column": text_column,
+        "label_column": label_column,
+        "label_delimiter": label_delimiter,
+        "encoding": encoding,
+        "separator": separator,
+        "sheet": sheet,
+        "known": None if extend is None else TrainingRecord.load(extend).columns,
+    }
     if encoder is not None:
         options["encoder_name"] = encoder
     options["method"] = options.get("method") or "auto"
     processes = ProcessGroup.current()
     with quiet_libraries():
         with processes.main_first():
-            found = load_documents(
-                data,
-                text_column=text_column,
-                label_column=label_column,
-                label_delimiter=label_delimiter,
-                encoding=encoding,
-                separator=separator,
-                sheet=sheet,
-            )
+            found = load_documents(data, **columns)
         vocabulary = vocabulary_beside(found.name, label_texts, label_language)
-        run = _Run(found, str(output_dir), options, vocabulary, labels_seen_only, progress, processes)
+        extended = _extended_model(extend, previous, columns)
+        run = _Run(found, str(output_dir), options, vocabulary, labels_seen_only, extended, progress, processes)
         held_out = run.hold_out(holdout)
         if processes.is_main:
             _show_data(found, held_out, progress)
@@ -189,6 +199,7 @@ class _Run:
     options: dict[str, Any]
     label_texts: LabelVocabulary | Literal[False] | None
     labels_seen_only: bool
+    extended: dict[str, Any]
     progress: StageProgressCallback
     processes: ProcessGroup
     seconds: float = 0.0
@@ -249,7 +260,7 @@ class _Run:
     ) -> XMCTrainer:
         options = {**self.options, "push_to_hub": False} if again else self.options
         args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
-        if options["method"] == "auto" and scorer is None:
+        if options["method"] == "auto" and scorer is None and not self.extended:
             self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
         trainer = XMCTrainer(
             args=args,
@@ -258,6 +269,7 @@ class _Run:
             label_texts=self.label_texts,
             labels_seen_only=self.labels_seen_only,
             callbacks=[self.progress],
+            **self.extended,
         )
         trainer.scorer = scorer
         record = trainer.recorder.record
@@ -293,6 +305,13 @@ def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
                 f"`{folder}` contains a finished model. Choose another `output_dir`, or set `overwrite=True` "
                 "(`--overwrite`) to replace it."
             )
+
+
+def _extended_model(extend: Any, previous: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the trainer for a model to extend."""
+    if extend is None:
+        return {}
+    return {"model": extend, "previous_dataset": load_documents(previous, **columns).splits["train"]}
 
 
 def _show_data(found: Documents, held_out: int, progress: StageProgressCallback) -> None:

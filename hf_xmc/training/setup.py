@@ -35,11 +35,22 @@ _REFUSED = {
 }
 
 
-def refuse_arguments(kwargs: Mapping[str, Any]) -> None:
-    """Raises for arguments that the trainer does not take."""
+def check_trainer_arguments(args: Any, kwargs: Mapping[str, Any]) -> XMCTrainingArguments:
+    """Returns the options of a trainer; raises for arguments that it does not take."""
     for name in kwargs:
         reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
         raise TypeError(f"XMCTrainer does not take the argument `{name}`{reason}.")
+    args = XMCTrainingArguments() if args is None else args
+    if not isinstance(args, XMCTrainingArguments):
+        raise TypeError(f"`args` is a {type(args).__name__}; XMCTrainer takes `XMCTrainingArguments`.")
+    return args
+
+
+def each_of(data: Any, function: Callable[[Dataset], Dataset]) -> Any:
+    """Applies a function to a dataset, or to each of several; `None` stays."""
+    if isinstance(data, Mapping):
+        return {name: function(part) for name, part in data.items()}
+    return None if data is None else function(data)
 
 
 def check_label_text_options(args: XMCTrainingArguments, label_texts: Any) -> None:
@@ -88,13 +99,20 @@ def check_parallelism(trainer: Any) -> None:
 
 
 def check_can_train(
-    model: XMCForTextClassification, args: XMCTrainingArguments, dataset: Dataset | None, resumes: bool
+    model: XMCForTextClassification,
+    args: XMCTrainingArguments,
+    dataset: Dataset | None,
+    resumes: bool,
+    extends: bool = False,
 ) -> Dataset:
     """Returns the training documents; raises if there are none, or if a finished model would be overwritten."""
     if dataset is None:
         raise ValueError("There is no `train_dataset`: pass one to the trainer.")
-    if model.ranker is not None or model.config.trained_levels:
-        raise ValueError("The model is trained already. Start from an encoder, or leave `model` out.")
+    if not extends and (model.ranker is not None or model.config.trained_levels):
+        raise ValueError(
+            "The model is trained already. Start from an encoder, or leave `model` out. To add documents to it, pass "
+            "those of its training as `previous_dataset`."
+        )
     # A run that is resumed may have been interrupted while it saved its model.
     if os.path.exists(os.path.join(str(args.output_dir), CONFIG_NAME)) and not args.overwrite and not resumes:
         raise FileExistsError(
@@ -174,7 +192,8 @@ def _check_encoder_name(name: str, args: XMCTrainingArguments) -> None:
     if os.path.isfile(config) and read_json(config).get("model_type") in CLASSES:
         raise ValueError(
             f"`{name}` is a trained model, not an encoder. To evaluate it, pass "
-            f"`XMCForTextClassification.from_pretrained({name!r})`; to train a new model, pass an encoder."
+            f"`XMCForTextClassification.from_pretrained({name!r})`; to train a new model, pass an encoder; to add "
+            "documents to it, pass those of its training as `previous_dataset`."
         )
     if not args.trains_encoder:
         raise ValueError(

@@ -70,7 +70,8 @@ def make_features(context: RunContext) -> None:
             raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
         if kind == "vectors":
             model.config.vector_power = args.feature_power
-            context.features = model.prepare_vectors(Features(feature_matrix(dataset)))
+            width = None if context.kept is None else context.kept.ranker.num_sparse
+            context.features = model.prepare_vectors(Features(feature_matrix(dataset, width)))
         else:
             model.tfidf, matrix = context.runtime.cache.once(
                 "tf-idf", lambda: _fit_tfidf(context), _save_tfidf, _load_tfidf
@@ -205,6 +206,8 @@ def _ranker_tree(context: RunContext, features: Features) -> LabelTree:
     """Returns the tree of the ranker: that of the model, or a new one from the features of the ranker."""
     model, args = context.model, context.args
     assert model.label_tree is not None
+    if context.kept is not None:
+        return context.kept.ranker.tree
     shape = args.make_tree_arguments()
     if model.encoder is None or not (args.refine_tree or shape.clustering == "frequency"):
         return model.label_tree
@@ -316,7 +319,8 @@ def _train_ranker(
         if args.uses_knn:
             ranker = index_documents(features, targets, tree, args.make_knn_arguments())
         else:
-            ranker = train_ranker(features, targets, tree, args.make_ranker_arguments(), context.runtime, initial_beam)
+            options = args.make_ranker_arguments(), context.runtime
+            ranker = train_ranker(features, targets, tree, *options, initial_beam, context.kept)
         model.ranker = ranker
         metrics.update(ranker_bytes=ranker.num_bytes)
 

@@ -21,7 +21,7 @@ from transformers import (
     TrainerState,
     set_seed,
 )
-from transformers.trainer_utils import PredictionOutput, TrainOutput, speed_metrics
+from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..data import prepare_dataset
 from ..data.columns import documents_digest
@@ -36,22 +36,24 @@ from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
 from .callbacks import LevelCallback, SignalCallback, StageTimer, StartCallback
-from .checkpoint import TRAINER_STATE_FILE, find_checkpoint
+from .checkpoint import TRAINER_STATE_FILE, find_checkpoint, load_checkpoint
 from .context import RunContext
 from .contrastive import make_levels
+from .extension import Extension
 from .level_trainer import LevelTrainer
 from .progress import StageProgressCallback, quiet_libraries
-from .record import TrainingRecord, TrainingRecorder
+from .record import TrainingRecord, TrainingRecorder, first_dataset, speed_metrics
 from .setup import (
     check_best_metric,
     check_can_train,
     check_label_text_options,
     check_parallelism,
+    check_trainer_arguments,
+    each_of,
     finished_model,
     init_model,
     make_model,
     padded_labels,
-    refuse_arguments,
     remaining_mapping,
 )
 from .stages import COMPLETION, LINEAR_STAGES, PREPARATION
@@ -97,6 +99,8 @@ class XMCTrainer(LevelTrainer):
         labels_seen_only (`bool`, *optional*, defaults to `False`):
             Whether to leave out labels of `label_texts` that no training document has. By default they are labels of
             the model, too, known by their texts.
+        previous_dataset (`datasets.Dataset`, *optional*):
+            All documents that `model` was trained on: the model is extended by those of `train_dataset`.
         kwargs:
             Other arguments of [`~transformers.Trainer`] are errors that say why.
     """
@@ -121,16 +125,14 @@ class XMCTrainer(LevelTrainer):
         label_delimiter: str | None = None,
         label_texts: VocabularySource | bool | None = None,
         labels_seen_only: bool = False,
+        previous_dataset: Dataset | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_arguments(kwargs)
-        args = XMCTrainingArguments() if args is None else args
-        if not isinstance(args, XMCTrainingArguments):
-            raise TypeError(f"`args` is a {type(args).__name__}; XMCTrainer takes `XMCTrainingArguments`.")
-        if model is not None and model_init is not None:
-            raise ValueError("Pass either `model` or `model_init`, not both.")
+        args = check_trainer_arguments(args, kwargs)
         self._tokenizer = processing_class
         if model_init is not None:
+            if model is not None or previous_dataset is not None:
+                raise ValueError("`model_init` replaces `model` and does not go with `previous_dataset`. Pass one.")
             model = init_model(model_init)
         self.column_mapping = dict(column_mapping or {})
         self.label_delimiter = label_delimiter
@@ -138,12 +140,12 @@ class XMCTrainer(LevelTrainer):
         self.labels_seen_only = labels_seen_only
         with args.main_process_first(local=False, desc="reading the data"):
             self.label_texts = vocabulary_beside(None, label_texts)
-            if train_dataset is not None:
-                train_dataset = self._prepare(train_dataset)
-            if isinstance(eval_dataset, Mapping):
-                eval_dataset = {name: self._prepare(dataset) for name, dataset in eval_dataset.items()}
-            elif eval_dataset is not None:
-                eval_dataset = self._prepare(eval_dataset)
+            train_dataset = None if train_dataset is None else self._prepare(train_dataset)
+            eval_dataset = each_of(eval_dataset, self._prepare)
+            previous = None if previous_dataset is None else self._prepare(previous_dataset)
+        self.extension = None if previous is None else Extension(model, args, previous, train_dataset)
+        if self.extension is not None:
+            model, args, train_dataset = self.extension.model, self.extension.args, self.extension.dataset
         check_best_metric(args, eval_dataset)
         super().__init__(
             model=make_model(model, args, processing_class),
@@ -248,31 +250,30 @@ class XMCTrainer(LevelTrainer):
             self.recorder.record = record = TrainingRecord.load(str(self.args.output_dir))
             metrics = {} if record.seconds is None else {"train_runtime": record.seconds}
             return TrainOutput(self.state.global_step, float("nan"), metrics)
-        checkpoint = find_checkpoint(self.args, resume)
+        extends = self.extension is not None
+        checkpoint = None if extends else find_checkpoint(self.args, resume)
         resumes = checkpoint is not None or (bool(resume) and was_interrupted)
-        dataset = check_can_train(self.model, self.args, self.train_dataset, resumes)
-        start = time.time()
+        dataset = check_can_train(self.model, self.args, self.train_dataset, resumes, extends)
+        start = time.perf_counter()
         self.cache.start(resume=bool(resume))
         assert self._progress is not None
-        self._progress.begin_training(self.model.encoder is not None)
+        has_steps = self.model.encoder is not None and not extends
+        self._progress.begin_training(has_steps)
         timer = StageTimer(self.log, self._progress.begin_stage)
         if checkpoint is not None:
-            attention = self.args.encoder_attn_implementation
-            options = {} if attention is None else {"attn_implementation": attention}
-            self._use_model(XMCForTextClassification.from_pretrained(checkpoint, **options))
+            self._use_model(load_checkpoint(checkpoint, self.args))
         self.model.config.method = self.args.method
-        validation = self.eval_dataset
-        if isinstance(validation, Mapping):
-            validation = next(iter(validation.values()), None)
+        validation = first_dataset(self.eval_dataset)
         needed = self.model, self.args, dataset, self.runtime, timer
         context = RunContext(*needed, self.label_texts, validation, self.scorer, self.labels_seen_only)
-        if self.model.encoder is None:
-            output = self._run_without_steps(partial(self._train_linear, context))
-        else:
+        if has_steps:
             output = self._train_encoder(context, checkpoint, trial)
+        else:
+            output = self._run_without_steps(partial(self._run_stages, context))
         self.recorder.record.label_texts = list(context.text_uses)
+        self.recorder.record.extensions = [] if self.extension is None else self.extension.describe()
         self._progress.note_label_texts(self.model.labels, context.text_uses, context.label_texts is not False)
-        metrics = {**output.metrics, **speed_metrics("train", start, num_samples=len(dataset))}
+        metrics = {**output.metrics, **speed_metrics("train", start, len(dataset))}
         metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
         if self.cache.is_shared:
             metrics["train_processes"] = self.cache.processes.count
@@ -287,8 +288,8 @@ class XMCTrainer(LevelTrainer):
             self.evaluate()
         return TrainOutput(self.state.global_step, output.training_loss, metrics)
 
-    def _train_linear(self, context: RunContext) -> None:
-        for stage in LINEAR_STAGES:
+    def _run_stages(self, context: RunContext) -> None:
+        for stage in LINEAR_STAGES if self.extension is None else self.extension.stages:
             stage(context)
         self._save_new_model(context)
 
@@ -420,7 +421,7 @@ class XMCTrainer(LevelTrainer):
                 results.update(self.evaluate(part, metric_key_prefix=f"{metric_key_prefix}_{name}"))
             return results
         dataset = self._prepare(dataset)
-        start = time.time()
+        start = time.perf_counter()
         options: dict[str, Any] = {"batch_size": self.args.per_device_eval_batch_size, "runtime": self.runtime}
         if self._levels is not None and self.model.ranker is None:
             # During fine-tuning only what is trained now can be evaluated.
@@ -433,10 +434,10 @@ class XMCTrainer(LevelTrainer):
             output = self._predict(dataset)
             further = self.compute_metrics(EvalPrediction(*output))
             results.update({f"{metric_key_prefix}_{name}": value for name, value in further.items()})
-        results.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
+        results.update(speed_metrics(metric_key_prefix, start, len(dataset)))
         self.log(dict(results))
         if self._levels is None:
-            self.recorder.add_evaluation(metric_key_prefix, dataset, metrics, time.time() - start)
+            self.recorder.add_evaluation(metric_key_prefix, dataset, metrics, time.perf_counter() - start)
             if self.recorder.record.seconds is not None:  # trained here: the model in `output_dir` is this one
                 self.publisher.update_model_card()
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, results)
@@ -458,9 +459,9 @@ class XMCTrainer(LevelTrainer):
             `label_ids` the true labels known to the model, padded with -100 (`None` without labels).
         """
         dataset = self._prepare(test_dataset, require_labels=False)
-        start = time.time()
+        start = time.perf_counter()
         predictions, label_ids = self._predict(dataset)
-        metrics = speed_metrics(metric_key_prefix, start, num_samples=len(dataset))
+        metrics = speed_metrics(metric_key_prefix, start, len(dataset))
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         return PredictionOutput(predictions, label_ids, metrics)  # type: ignore[arg-type]
 
