@@ -197,7 +197,7 @@ class LabelEditingMixin:
         heads = list(self.heads) if tree.depth in (self.config.head_levels or ()) else []
         if action == "add" and (self.ranker is None or any(type(head) is not LevelHead for head in heads[-1:])):
             raise ValueError(
-                "Labels cannot be added to models with no a ranker, or with bottleneck or adaptive heads: these learn "
+                "Labels cannot be added to models without ranker, or with bottleneck or adaptive heads: these learn "
                 "labels with the encoder. Train the model again with the new labels, or use another method."
             )
         if action == "add" and not isinstance(self.ranker, LinearRanker):
