@@ -43,8 +43,8 @@ LEAN = {"predict_with": "ranker", "label_text_weight": 0.0, "tfidf_min_df": 3, "
 _SHOWN, _GROUPS, _TIMED, _CHUNK = 10, 10, 200, 1000
 
 
-def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str, str] | None]:
-    """Training, validation and test documents, and the texts of the labels."""
+def read(args: argparse.Namespace) -> tuple[Dataset, Dataset | None, Dataset, dict[str, str] | None]:
+    """Training, validation and test documents, and the texts of the labels; `train` as split is a tenth of `train`."""
     texts = None
     if args.dataset == "sample":
         data = dict(load_sample())
@@ -53,12 +53,21 @@ def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str,
         if args.train:
             data["train"] = load_xmc_dataset(str(Path(args.dataset, f"{args.train}.parquet")))
         texts = load_label_texts(args.dataset) if list(Path(args.dataset).glob("labels.*")) else None
-    train, test = data["train"], data[args.split]
+    if args.split == "train":
+        data["train"], test = data["train"].train_test_split(0.1, seed=0).values()
+    else:
+        test = data[args.split]
+    train = data["train"]
     if args.documents:
         train = train.shuffle(seed=0).select(range(args.documents))
     if args.test_documents:
         test = test.shuffle(seed=0).select(range(args.test_documents))
-    validation = data.get("validation") if args.split != "validation" else None
+    return train, data.get("validation") if args.split != "validation" else None, test, texts
+
+
+def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str, str] | None]:
+    """As `read`; the validation documents are some of the training documents if there are no others."""
+    train, validation, test, texts = read(args)
     if validation is None:
         rows = held_out_documents(len(train), seed=0)
         validation = train.select(rows)
@@ -152,7 +161,7 @@ def main() -> None:
     parser.add_argument("--objective", default="label_texts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--embedding_cache")
-    parser.add_argument("--beam_size", type=int, default=40)
+    parser.add_argument("--beam_size", type=int, help="by the number of labels by default")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model, validation, test, seconds = train_model(args, folder)

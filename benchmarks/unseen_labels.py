@@ -24,7 +24,7 @@ from datasets import Dataset
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer
 
-from benchmarks.parts import load
+from benchmarks.parts import read
 from hf_xmc import XMCTrainer, XMCTrainingArguments
 from hf_xmc.evaluation import XMCMetrics
 from hf_xmc.inference.predict import predict_batches
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=128)
     parser.add_argument("--embedding_cache")
     args = parser.parse_args()
-    documents, _, test, texts = load(args)
+    documents, _, test, texts = read(args)
     names = sorted({label for row in documents["labels"] for label in row})
     texts = {name: texts.get(name, "") for name in names} if texts else {name: name for name in names}
     generator = np.random.default_rng(0)

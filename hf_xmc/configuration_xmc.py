@@ -153,6 +153,8 @@ class XMCConfig(SelfContainedConfig):
         beam_size (`int`, *optional*):
             Default number of nodes kept per level of a search; the beam size of the ranker by default. 0 keeps all:
             exact search.
+        text_columns (`list[str]`, *optional*):
+            Columns that the texts were joined from, if there were several, see [`~PredictMixin.text_of`].
     """
 
     rules: ClassVar[dict[str, tuple]] = {
@@ -182,6 +184,7 @@ class XMCConfig(SelfContainedConfig):
         "vector_power": (float, 0, 100),
         "top_k": (int, 1, _LARGEST),
         "beam_size": (int, 0, _LARGEST),
+        "text_columns": (list, str),
     }
 
     model_type = "hf-xmc"
@@ -214,6 +217,7 @@ class XMCConfig(SelfContainedConfig):
     vector_power: float = 1.0
     top_k: int = 10
     beam_size: int | None = None
+    text_columns: list[str] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Renames the fields and values of version 0.1."""

@@ -136,6 +136,11 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
 
     # ---- Prediction ----
 
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns that the texts of documents come from, those of the first model."""
+        return self.models[0].text_columns
+
     def featurize(self, texts: Sequence[str], num_threads: int | None = None, batch_size: int = 32) -> MemberFeatures:
         """Returns the features of texts for each model, see [`~XMCForTextClassification.featurize`]."""
         return MemberFeatures([member.featurize(texts, num_threads, batch_size) for member in self.models])

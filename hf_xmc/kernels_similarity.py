@@ -206,11 +206,15 @@ def add_logits(scores, best, frequency, weights, logits):
     Adds what one part contributes to the logits of the last scorer, (documents, candidates).
 
     `weights` has a row for the score and one for its difference to the `best` score of the document, each with the
-    weights of rare and of frequent labels; `frequency` is 0 for the former and 1 for the latter.
+    weights of rare and of frequent labels, and of labels without documents; `frequency` is 0 for rare labels, 1 for
+    frequent ones and -1 for those without documents.
     """
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             share = frequency[i, j]
-            score = weights[0, 0] + share * (weights[0, 1] - weights[0, 0])
-            difference = weights[1, 0] + share * (weights[1, 1] - weights[1, 0])
+            if share < 0:
+                score, difference = weights[0, 2], weights[1, 2]
+            else:
+                score = weights[0, 0] + share * (weights[0, 1] - weights[0, 0])
+                difference = weights[1, 0] + share * (weights[1, 1] - weights[1, 0])
             logits[i, j] += score * scores[i, j] + difference * (scores[i, j] - best[i])

@@ -359,26 +359,31 @@ def _sort(array, other, counts, largest):
 
 
 @njit(cache=True, nogil=True)
-def _lead_stop(symbols, start, stop, words, by_characters):
-    """Returns the end of the first `words` words. A word is one symbol or, by characters, ends with a gap."""
-    if not by_characters:
-        return min(start + words, stop)
-    while start < stop and words > 0:
-        if symbols[start] == 0:
-            words -= 1
-        start += 1
-    return start
+def lead_stops(symbols, bounds, words, by_characters):
+    """
+    Returns where the first `words` words of each document end; nothing for 0 words. A word is one symbol or, by
+    characters, ends with a gap.
+    """
+    stops = np.empty(bounds.shape[0] - 1 if words > 0 else 0, np.int64)
+    for document in range(stops.shape[0]):
+        place, stop, left = bounds[document], bounds[document + 1], words
+        while place < stop and left > 0:
+            if not by_characters or symbols[place] == 0:
+                left -= 1
+            place += 1
+        stops[document] = place
+    return stops
 
 
 @njit(cache=True, nogil=True)
-def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, lead_weight, power, by_characters):
+def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, leads, lead_weight, power):
     """
     Returns rows of TF-IDF weights, raised to `power`, of norm 1 as CSR arrays: row bounds, sorted columns, values.
 
-    With `lead_words`, a row has a second part for the terms among the first words of a document; its norm is
-    `lead_weight` times that of the first part.
+    `leads` is empty, or has a place in each document. Then a row has a second part for the terms before this place;
+    its norm is `lead_weight` times that of the first part.
     """
-    parts = 2 if lead_words > 0 else 1
+    parts = 2 if leads.shape[0] > 0 else 1
     indptr = np.zeros(bounds.shape[0], np.int64)
     indices = np.empty(symbols.shape[0] * max_n * parts, np.int32)
     values = np.empty(indices.shape[0], np.float32)
@@ -392,7 +397,7 @@ def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, lead_words, le
         for part in range(parts):
             start, stop, hits = bounds[document], bounds[document + 1], 0
             if part == 1:
-                stop = _lead_stop(symbols, start, stop, lead_words, by_characters)
+                stop = leads[document]
             for first in range(start, stop):
                 node = 0
                 for i in range(first, min(first + max_n, stop)):

@@ -157,7 +157,7 @@ class Labels:
         under: str | Sequence[str] | None = None,
     ) -> Restriction | None:
         """
-        Returns the labels that a prediction may choose from; `None` if there is no restriction.
+        Returns the labels that a prediction may choose from; `None` if these are all labels.
 
         Args:
             labels (`Sequence[str]`, *optional*):
@@ -188,7 +188,7 @@ class Labels:
 
     def _restrict(
         self, labels: tuple[str, ...] | None, exclude: tuple[str, ...] | None, under: tuple[str, ...] | None
-    ) -> Restriction:
+    ) -> Restriction | None:
         permitted = np.full(len(self), labels is None)
         permitted[[self._id_of(name) for name in labels or ()]] = True
         if under is not None:
@@ -199,7 +199,7 @@ class Labels:
             raise ValueError(
                 "`labels`, `exclude` and `under` leave no label to choose from. Permit at least one label."
             )
-        return Restriction(np.flatnonzero(permitted), len(self))
+        return None if permitted.all() else Restriction(np.flatnonzero(permitted), len(self))
 
     def ids(self, names: Iterable[str]) -> np.ndarray:
         """Returns the ids of `names`, -1 for unknown names."""

@@ -30,7 +30,7 @@ from .restriction import Restriction
 from .scorer import SCORER_FILE, Scorer
 from .serialization import MAX_SHARD_SIZE, check_model_type, sharded_files
 from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
-from .utils import check_count
+from .utils import check_count, join_texts
 
 RANKER_TREE_FILE = "ranker_tree.safetensors"
 # Documents that `predict` holds in memory at a time.
@@ -59,7 +59,7 @@ class PredictMixin:
     @torch.no_grad()
     def predict(
         self,
-        documents: Sequence[str] | Features | csr_matrix,
+        documents: Sequence[str] | Sequence[Mapping[str, str]] | Features | csr_matrix,
         top_k: int | None = None,
         beam_size: int | None = None,
         batch_size: int = 32,
@@ -75,8 +75,9 @@ class PredictMixin:
         Returns the best labels of each document with their scores.
 
         Args:
-            documents (`Sequence[str]`, [`Features`] or `csr_matrix`):
-                Texts, or vectors if the model was trained on vectors (of any length; they are normalised).
+            documents (`Sequence[str]`, `Sequence[dict]`, [`Features`] or `csr_matrix`):
+                Texts (or dictionaries of columns, see [`~PredictMixin.text_of`]), or vectors if the model was trained
+                on vectors (of any length; they are normalised).
             top_k (`int`, *optional*):
                 Number of labels per document; defaults to the configuration.
             beam_size (`int`, *optional*):
@@ -118,17 +119,41 @@ class PredictMixin:
             if isinstance(chunk, Features):
                 features = self.prepare_vectors(chunk)
             else:
-                for place, text in enumerate(chunk, start=start):
-                    if not isinstance(text, str):
-                        kind = type(text).__name__
-                        raise TypeError(f"`documents[{place}]` is {kind}, not str. Pass '' for no text.")
-                features = self.featurize(chunk, num_threads, batch_size)
+                texts = [self.text_of(text, f"documents[{place}]") for place, text in enumerate(chunk, start)]
+                features = self.featurize(texts, num_threads, batch_size)
             search = top_k, beam_size, num_threads, predict_with
             output = self.find_labels(
                 features, *search, restriction=restriction, level=level, with_parents=with_parents
             )
             results.extend(self.name_labels(output))
         return results
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns that the texts of documents come from."""
+        return self.config.text_columns or ["text"]
+
+    def text_of(self, document: Any, name: str = "document") -> str:
+        """
+        Returns the text of a document.
+
+        Args:
+            document (`str` or `dict[str, str]`):
+                A text, or the columns that the model was trained on (else `"text"`). Several are joined with
+                line breaks, so a text for such a model has the first column in its first line.
+            name (`str`, *optional*):
+                What errors call the document.
+        """
+        text: Any = document
+        if isinstance(document, Mapping):
+            columns = self.text_columns
+            if not set(columns) <= set(document):
+                needed, keys = ", ".join(map(repr, columns)), ", ".join(map(repr, document)) or "none"
+                raise ValueError(f"`{name}` needs the keys {needed}; its keys are {keys}. Pass '' for no text.")
+            text = document[columns[0]] if len(columns) == 1 else join_texts([document[key] for key in columns])
+        if not isinstance(text, str):
+            raise TypeError(f"`{name}` is {type(text).__name__}, not str. Pass '' for no text.")
+        return text
 
     def find_labels(
         self,

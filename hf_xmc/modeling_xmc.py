@@ -158,11 +158,14 @@ class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCP
             attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
             encoder = load_encoder(name_or_path, use_safetensors, config=encoder_config, **attention, **hub_kwargs)
         except (ImportError, OSError, ValueError) as error:
+            reason = str(error).split("\n")[0]
             raise OSError(
-                f"The encoder `{name_or_path}` cannot be loaded: {error} Pass a folder or Hub id with config.json, "
+                f"The encoder `{name_or_path}` cannot be loaded: {reason} Pass a folder or Hub id with config.json, "
                 "weights and tokenizer."
             ) from error
         pooling = pooling or default_pooling(name_or_path, encoder_config, **hub_kwargs)
+        limit = position_limit(encoder_config, tokenizer) or XMCConfig.max_length
+        config_kwargs.setdefault("max_length", min(XMCConfig.max_length, limit))
         config = XMCConfig(encoder_config=encoder_config, pooling=pooling, **config_kwargs)
         model = cls(config, labels=labels, label_tree=label_tree, tfidf=tfidf, tokenizer=tokenizer)
         model.encoder = encoder

@@ -28,7 +28,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
     """
     Predicts the best of very many labels for each text.
 
-    A document is a `str` or a dictionary with the text under `"text"`. A list of documents gives a list of results;
+    A document is a `str` or a dictionary with the text under `"text"`, or the columns of a model that was trained on
+    several. A list of documents gives a list of results;
     generators, `KeyDataset`s and datasets are read as a stream and give an iterator. A `batch_size` above 1 is much
     faster.
 
@@ -141,19 +142,7 @@ class ExtremeTextClassificationPipeline(Pipeline):
 
     def preprocess(self, document: str | dict[str, Any]) -> dict[str, list[str]]:  # type: ignore[override]
         """One document as a batch of one."""
-        text = document
-        if isinstance(document, dict):
-            if "text" not in document:
-                keys = ", ".join(map(repr, document)) or "none"
-                raise ValueError(
-                    f"A document that is a dictionary needs the key 'text'; the keys of this one: {keys}."
-                )
-            text = document["text"]
-        if not isinstance(text, str):
-            raise TypeError(
-                f"A document is a `str` or {{'text': str}}, got {type(text).__name__}. Pass '' for no text."
-            )
-        return {"text": [text]}
+        return {"text": [self.model.text_of(document)]}
 
     def _forward(  # type: ignore[override]
         self,

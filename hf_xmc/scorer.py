@@ -22,6 +22,8 @@ VECTOR_PARTS = ("text_vector", "centroid_vector", "knn_vector")
 LOGIT_PARTS = ("ranker", "heads")
 KNN_PARTS = ("knn_tfidf", "knn_vector")
 PARTS = (*LOGIT_PARTS, *TFIDF_PARTS, *VECTOR_PARTS)
+# Parts that know a label from its text alone.
+TEXT_PARTS = ("text_tfidf", "text_vector")
 # What the scorer sees of a part.
 _VIEWS = ("score", "difference")
 # Fixed weights of a part's score and difference, for rare and frequent labels: about those fitted on library records.
@@ -119,19 +121,22 @@ class Scorer:
 
     The logit of a label is a weighted sum of each part's score and of its difference to the document's best score.
     Each has two weights, for rare and for frequent labels; a label with `n` training documents takes a mixture of both
-    in proportion to `log(1 + n)`. These weights are not negative, so that a higher score of a part never lowers the
-    probability. Terms in `log(1 + n)` and its square follow, and a calibration curve maps the logits to the logarithm
-    of the odds without changing their order.
+    in proportion to `log(1 + n)`. Terms in `log(1 + n)` and its square follow. A label without training documents has
+    weights and a constant of its own. No weight of a part is negative, so that a higher score never lowers the
+    probability. A calibration curve maps the logits to the logarithm of the odds without changing their order.
 
     Args:
         parts (`Sequence[str]`):
             Names of the parts: those of a model, see `PARTS`, or the models of an ensemble.
         weights (`np.ndarray`):
-            Weights of the parts, `(parts, 2, 2)`: score and difference; rare and frequent labels.
+            Weights of the parts, `(parts, 2, 3)`: score and difference; rare labels, frequent labels, and labels
+            without documents.
         count_weights (`np.ndarray`):
             Coefficients of `log(1 + n)` and its square.
         bias (`float`):
             The constant.
+        unseen_bias (`float`):
+            The constant of labels without documents.
         curve (`np.ndarray`, *optional*):
             Calibration curve, `(2, points)`: ascending logits and the logarithm of the odds at each. Linear in between
             and beyond. None by default.
@@ -145,6 +150,7 @@ class Scorer:
         weights: np.ndarray,
         count_weights: np.ndarray,
         bias: float,
+        unseen_bias: float,
         curve: np.ndarray | None = None,
         num_documents: int = 0,
     ) -> None:
@@ -152,18 +158,18 @@ class Scorer:
         self.weights = np.asarray(weights, dtype=np.float32)
         self.count_weights = np.asarray(count_weights, dtype=np.float32)
         self.curve = np.array([[-1.0, 1.0], [-1.0, 1.0]]) if curve is None else np.asarray(curve, dtype=np.float64)
-        self.bias, self.num_documents = float(bias), int(num_documents)
+        self.bias, self.unseen_bias, self.num_documents = float(bias), float(unseen_bias), int(num_documents)
         self._check()
 
     def _check(self) -> None:
         if not self.parts or len(set(self.parts)) < len(self.parts):
             raise ValueError(f"The parts {list(self.parts)} of a scorer must be different, and at least one.")
-        if self.weights.shape != (len(self.parts), 2, 2) or self.count_weights.shape != (2,):
+        if self.weights.shape != (len(self.parts), 2, 3) or self.count_weights.shape != (2,):
             raise ValueError(
-                f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 2)} and (2,), "
+                f"A scorer of {len(self.parts)} parts needs weights of the shapes {(len(self.parts), 2, 3)} and (2,), "
                 f"not {self.weights.shape} and {self.count_weights.shape}."
             )
-        for values in (self.weights, self.count_weights, self.curve, self.bias):
+        for values in (self.weights, self.count_weights, self.curve, self.bias, self.unseen_bias):
             if not (np.abs(values) <= _MAX_WEIGHT).all():
                 raise ValueError(f"The numbers of a scorer must be finite and not above {_MAX_WEIGHT:g}.")
         if (self.weights < 0).any():
@@ -185,8 +191,11 @@ class Scorer:
         """
         counts = log_counts[np.maximum(candidates, 0)]
         first, second = self.count_weights
+        unseen = counts == 0
         logits = np.float32(self.bias) + counts * (first + second * counts)
+        logits[unseen] = self.unseen_bias
         frequency = counts / max(log_counts.max(), np.float32(1e-6))
+        frequency[unseen] = -1
         for name, weights in zip(self.parts, self.weights, strict=True):
             part = parts[name]
             add_logits(part.of(candidates, len(log_counts)), part.best, frequency, weights, logits)
@@ -233,6 +242,7 @@ class Scorer:
             },
             "log_count": self.count_weights.astype(float).tolist(),
             "bias": self.bias,
+            "unseen_bias": self.unseen_bias,
             "curve": self.curve.tolist(),
             "num_documents": self.num_documents,
         }
@@ -245,7 +255,7 @@ class Scorer:
         content = read_json(str(path))
         try:
             weights = np.array([[values[view] for view in _VIEWS] for values in content["parts"].values()])
-            numbers = (content["log_count"], content["bias"], content["curve"], content["num_documents"])
+            numbers = [content[name] for name in ("log_count", "bias", "unseen_bias", "curve", "num_documents")]
             return cls(list(content["parts"]), weights, *numbers)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
@@ -255,7 +265,9 @@ class Scorer:
 
 def default_scorer(parts: Sequence[str]) -> Scorer:
     """Returns a scorer with fixed weights, for models whose data is too small to fit one."""
-    weights = np.zeros((len(parts), 2, 2))
+    weights = np.zeros((len(parts), 2, 3))
     for row, name in zip(weights, parts, strict=True):
-        row[:] = _DEFAULT_WEIGHTS["logit" if name in LOGIT_PARTS else "share" if name in KNN_PARTS else "cosine"]
-    return Scorer(parts, weights, np.zeros(2), _DEFAULT_BIAS, np.array([[-8.0, -2.0, 8.0], [-5.0, -2.0, 4.0]]))
+        own = _DEFAULT_WEIGHTS["logit" if name in LOGIT_PARTS else "share" if name in KNN_PARTS else "cosine"]
+        row[:] = np.array(own)[:, [0, 1, 0]]
+    curve = np.array([[-8.0, -2.0, 8.0], [-5.0, -2.0, 4.0]])
+    return Scorer(parts, weights, np.zeros(2), _DEFAULT_BIAS, _DEFAULT_BIAS, curve)

@@ -27,6 +27,7 @@ from .kernels_text import (
     count_ngrams,
     find_words,
     index_terms,
+    lead_stops,
     merge_ngrams,
     merge_words,
     node_keys,
@@ -50,6 +51,7 @@ _CONSTANTS = ("sublinear_tf", "lowercase", "lead_weight")
 MAX_NGRAM = 64
 # Largest weight of a term before the row is normalised, and the largest `1 + log(n)` of a count.
 _MAX_WEIGHT, _MAX_COUNT = 1e15, 32.0
+FIRST_LINE = -1  # value of `lead_words`
 _Result = TypeVar("_Result")
 _Lexicon = tuple[np.ndarray, np.ndarray, np.ndarray, int]  # table, ends, chars, number of words
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -215,8 +217,8 @@ class TfidfFeaturizer:
         max_features (`int`, *optional*, defaults to 300000):
             Number of terms to keep, the most frequent ones; ties are broken by sorted order. `None` or 0 keeps all.
         lead_words (`int`, *optional*, defaults to 0):
-            Number of words at the start of a document, such as its title, whose terms get additional columns. The norm
-            of these columns is 0.7 times the norm of the others before the row is normalised.
+            Number of words at the start of a document, such as its title, whose terms get additional columns; -1 for
+            its first line. Before the row is normalised, these columns have 0.7 times the norm of the others.
         power (`float`, *optional*, defaults to 1.0):
             Exponent of the weights. Values above 1 increase the influence of rare and repeated terms.
         stemmer (`str`, *optional*):
@@ -261,8 +263,8 @@ class TfidfFeaturizer:
             raise ValueError(f"`min_df` is {min_df!r}; it must be a number of documents, at least 1.")
         if max_features is not None and max_features < 0:
             raise ValueError(f"`max_features` is {max_features!r}; it must be at least 1, or 0 to keep all terms.")
-        if not isinstance(lead_words, int) or not 0 <= lead_words < 1 << 31:
-            raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, or 0.")
+        if not isinstance(lead_words, int) or not FIRST_LINE <= lead_words < 1 << 31:
+            raise ValueError(f"`lead_words` is {lead_words!r}; it must be a number of words, 0, or -1 (first line).")
         if not 0 < power < np.inf:
             raise ValueError(f"`power` is {power!r}; it must be a finite number greater than 0.")
         if stemmer is not None:
@@ -468,7 +470,9 @@ class TfidfFeaturizer:
 
     def _weigh(self, texts: list[str]) -> _Arrays:
         """Returns the rows of a chunk as CSR arrays."""
-        inside = _code_points_of(_ANALYZERS[self.analyzer])
+        inside, by_characters = _code_points_of(_ANALYZERS[self.analyzer]), self.analyzer == "char_wb"
+        if self.lead_words == FIRST_LINE:  # read as two documents each
+            texts = [part for text in texts for part in text.partition("\n")[::2]]
         if self.stemmer is not None:
             symbols, bounds, *words = read_words(*self._codes(texts), inside, *_new_lexicon(), True)
             stems = _stem_words(tuple(words), self.stemmer)
@@ -477,6 +481,10 @@ class TfidfFeaturizer:
             symbols, bounds = read_words(*self._codes(texts), inside, *self._lexicon, False)[:2]
         else:
             symbols, bounds = read_chars(*self._codes(texts), inside)
+        if self.lead_words == FIRST_LINE:
+            leads, bounds = bounds[1::2].copy(), bounds[::2].copy()
+        else:
+            leads = lead_stops(symbols, bounds, self.lead_words, by_characters)
         indptr, indices, values = weigh(
             symbols,
             bounds,
@@ -485,9 +493,8 @@ class TfidfFeaturizer:
             self._idf,
             self.ngram_range[1],
             self.sublinear_tf,
-            self.lead_words,
+            leads,
             self.lead_weight,
             self.power,
-            self.analyzer == "char_wb",
         )
         return indptr, indices.copy(), values.copy()  # copies free the unused end of the buffers

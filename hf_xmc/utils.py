@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +14,12 @@ Progress = Callable[[str, int, int], None]
 def available_cores() -> int:
     """Returns the number of cores that this process may use, which a scheduler or `taskset` may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def join_texts(values: Sequence[str | None]) -> str:
+    """Joins the texts of several columns, a line for each but the last, which may have more."""
+    *first, last = (value or "" for value in values)
+    return "\n".join([*(" ".join(value.split()) for value in first), last])
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:

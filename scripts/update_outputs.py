@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from hf_xmc import load_sample
@@ -39,8 +40,9 @@ def write_tables(folder: Path) -> None:
     Path(folder, "mixed.csv").write_bytes(b"text,tags\n" + "Zürich,x\n".encode() * 50 + b"Z\xfcrich,y\n")
 
 
+@cache
 def output_of(command: str) -> str:
-    """What a command prints, first to standard output."""
+    """What a command prints. It runs once, because a second training would find the model of the first one."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), contextlib.suppress(SystemExit):
         run_command(shlex.split(command)[1:])

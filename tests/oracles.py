@@ -468,12 +468,17 @@ def softmax_votes(query, documents, truth, count, temperature):
     return votes
 
 
-def last_logit(scores, best, weights, count, most, count_weights, bias):
-    """The logit of one label: `scores` and `best` of all parts; `weights` (part, view, rare or frequent)."""
+def last_logit(scores, best, weights, count, most, count_weights, bias, unseen_bias):
+    """The logit of one label: `scores` and `best` of all parts; `weights` (part, view, rare or frequent or unseen)."""
+    if count == 0:
+        logit = unseen_bias
+        for part, score in enumerate(scores):
+            logit += weights[part][0][2] * score + weights[part][1][2] * (score - best[part])
+        return logit
     frequency = math.log(1 + count) / math.log(1 + most)
     logit = bias + count_weights[0] * math.log(1 + count) + count_weights[1] * math.log(1 + count) ** 2
     for part, score in enumerate(scores):
         for view, value in enumerate((score, score - best[part])):
-            rare, frequent = weights[part][view]
+            rare, frequent, _ = weights[part][view]
             logit += ((1 - frequency) * rare + frequency * frequent) * value
     return logit

@@ -115,7 +115,9 @@ def test_values_reach_the_parts():
 
 
 def test_encoder_options_are_arguments_of_the_model():
-    options = EncoderArguments(max_length=9, pooling_layers=2, dropout=0.1).model_kwargs()
+    given = {"max_length": 9, "pooling_layers": 2, "dropout": 0.1, "pooling": "cls", "attn_implementation": "eager"}
+    options = EncoderArguments(**given).model_kwargs()
+    assert "max_length" not in EncoderArguments().model_kwargs()
     known = {*inspect.signature(XMCForTextClassification.from_encoder).parameters, *vars(XMCConfig())}
     assert set(options) <= known
     assert (options["max_length"], options["pooling_layers"], options["dropout"]) == (9, 2, 0.1)

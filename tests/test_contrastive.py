@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import Labels, XMCTrainingArguments
+from hf_xmc.inference.predict import evaluate_model
 from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
@@ -121,7 +122,10 @@ def test_training_moves_documents_to_their_labels(train, tmp_path):
     trainer = train(level_steps=[30], eval_strategy="steps", eval_steps=5, eval_dataset=validation, **options)
     quality = [entry["eval_nDCG@5"] for entry in trainer.state.log_history if "eval_nDCG@5" in entry]
     assert max(quality[1:6]) > quality[0] + 0.1
-    assert "heads" not in trainer.model.available_parts and "text_vector" in trainer.model.available_parts
+    assert {"heads", "text_vector"} < set(trainer.model.scorer.parts)
+    # The heads are made of the vectors of the tuned encoder, and are not trained further.
+    heads = evaluate_model(trainer.model, make_documents(200, seed=3), ks=(5,), predict_with="heads")
+    assert heads.compute()["nDCG@5"] > 0.3
     assert_predicts_as_saved(trainer, tmp_path, ["all", "text_vector"])
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 6 and "head_learning_rate" not in losses[0]
@@ -151,7 +155,12 @@ def test_codes_train_heads(train, few, caplog):
 def test_some_labels_without_texts(train, few):
     rest = few.map(lambda row: {"labels": [label[-2:] if label < "label 30" else label for label in row["labels"]]})
     trainer = train(data=rest, **{**OPTIONS, "label_texts": None}, level_steps=[3])
-    assert trainer.state.global_step == 3 and not trainer.model.config.head_levels
+    assert trainer.state.global_step == 3 and "text_vector" in trainer.model.scorer.parts
+
+
+@pytest.mark.parametrize("options", [{"predict_with": "ranker"}, {"level_bootstrap": False}], ids=str)
+def test_without_heads(train, options):
+    assert not train(**OPTIONS, level_steps=[1], **options).model.config.head_levels
 
 
 @pytest.fixture
@@ -202,8 +211,8 @@ def test_the_best_model_is_kept(train, tmp_path):
     stopping = EarlyStoppingCallback(1)
     trainer = train(callbacks=[stopping], **{**OPTIONS, "level_steps": [10]}, **options)
     assert trainer.state.global_step == 4 and trainer.state.best_global_step == 2
-    best = tensors_of(tmp_path / "checkpoint-2")
-    assert all(torch.equal(best[name], tensor) for name, tensor in tensors_of(tmp_path).items())
+    final = tensors_of(tmp_path)  # with heads, which the checkpoint has not
+    assert all(torch.equal(final[name], tensor) for name, tensor in tensors_of(tmp_path / "checkpoint-2").items())
 
 
 # ---- Time budget ----

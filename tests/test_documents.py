@@ -184,6 +184,8 @@ def test_excel(tmp_path, load):
         ("foo,bar\nhello,3\nworld,4\n", {}, "label_column"),
         ("tags,first,second\nx,some words,more words\ny,some words,more words\n", {}, "text_column"),
         ("text,labels\na,x\n", {"text_column": "texts"}, "text_column"),
+        ("How to repair an old printer,tag\nsomething,tag\n", {}, "text_column"),
+        ("text,label1,label2\na,x,y\nb,x,\n", {}, "label1, label2"),
         ("text,labels\na,x\nb,y,z\n", {}, "line 3.*--separator"),
         ("text,text\na,x\n", {}, "line 1.*`text`"),
         ("text,labels\n,x\nb,\n", {}, "1 have nothing in `text`"),

@@ -24,6 +24,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, pipeline
 
 from hf_xmc import LabelTree, XMCForTextClassification, XMCTrainer
 from hf_xmc.cli.main import main
+from hf_xmc.training.head_prior import NodeVectors
 from hf_xmc.training.level_data import LevelCollator
 from hf_xmc.training.presets import ENCODER_METHODS
 
@@ -53,6 +54,17 @@ def test_fine_tuning_improves_the_heads(train, loss, tmp_path):
     )
     evaluation = make_documents(200, seed=1)
     assert tuned.evaluate(evaluation)["eval_R@5"] > frozen.evaluate(evaluation)["eval_R@5"] + 0.05
+
+
+def test_heads_start_at_the_vectors_of_their_labels(train):
+    trainer = train(level_steps=[0], level_indices=[-1], predict_with="heads")
+    model = trainer.model
+    vectors, texts = model.embed(trainer.train_dataset["text"]), model.embed(model.labels.readable_texts())
+    targets = model.labels.encode(trainer.train_dataset)
+    prior = NodeVectors(model.label_tree, model.label_tree.depth, vectors, targets, texts).rows
+    rows = model.head(model.label_tree.depth).weight.detach().numpy()
+    cosines = (rows * prior).sum(axis=1) / np.linalg.norm(rows, axis=1)
+    assert cosines.mean() > 0.9
 
 
 @pytest.mark.parametrize("method", ENCODER_METHODS)

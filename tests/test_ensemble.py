@@ -104,11 +104,11 @@ def test_vectors(vector_model_folder):
 
 def test_the_scorer_sees_the_log_odds_of_the_members(folders):
     members = [XMCForTextClassification.from_pretrained(folder) for folder in folders]
-    weights = np.zeros((3, 2, 2))
-    weights[:, 0] = [[1.0, 1.0], [0.5, 0.5], [0.0, 0.0]]  # of the scores, not of the differences
+    weights = np.zeros((3, 2, 3))
+    weights[:, 0] = [[1.0] * 3, [0.5] * 3, [0.0] * 3]  # of the scores, not of the differences
     ensemble, _ = make_ensemble(members, validation=make_documents(200, seed=2))
     assert ensemble.scorer.parts == ("member-1", "member-2", "member-3")
-    ensemble.scorer = Scorer(ensemble.scorer.parts, weights, np.zeros(2), 0.3)
+    ensemble.scorer = Scorer(ensemble.scorer.parts, weights, np.zeros(2), 0.3, 0.3)
     own = [member.predict(TEXTS, top_k=60) for member in members]
     for document, found in enumerate(ensemble.predict(TEXTS, top_k=5)):
         odds = [oracles.member_log_odds(rows[document], ensemble.labels.names) for rows in own]

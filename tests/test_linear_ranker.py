@@ -19,7 +19,7 @@ from hf_xmc.linear_ranker import RANKER_FILE, LinearRanker
 from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.serialization import save_tensors
 from hf_xmc.training.options import RankerArguments
-from hf_xmc.training.ranker import train_ranker
+from hf_xmc.training.ranker import default_beam, train_ranker
 
 TREES = {"uneven": uneven_tree(), "flat": LabelTree.flat(UNEVEN_LABELS)}
 LOSSES = ["squared_hinge", "logistic"]
@@ -200,7 +200,7 @@ def test_search_stays_within_its_arrays(edge, weight_dtype):
     ranker, features = trained(weight_dtype=weight_dtype)
     expected = ranker.predict(features, 7)
     # The weights are not written, either.
-    weights = {name: beside_guard(array, edge, writable=False) for name, array in vars(ranker.weights).items()}
+    weights = {name: beside_guard(array, edge, writable=False) for name, array in ranker.weights.arrays.items()}
     sparse = features.sparse.copy()
     sparse.data, sparse.indices, sparse.indptr = (
         beside_guard(array, edge) for array in (sparse.data, sparse.indices, sparse.indptr)
@@ -400,3 +400,11 @@ def test_files_that_lack_or_repeat_something(tmp_path):
         assert_refused(tmp_path, ranker, f"{RANKER_FILE}.*{name}")
     save_tensors(path, {**tensors, "more": np.ones(1)}, "linear ranker", metadata)
     assert_refused(tmp_path, ranker, RANKER_FILE)
+
+
+def test_the_default_beam_grows_with_the_clusters():
+    def tree(labels):
+        return LabelTree.from_parents([np.zeros(labels // 16, np.int64), np.arange(labels) // 16])
+
+    assert [default_beam(tree(labels)) for labels in (1600, 32_000)] == [40, 80]
+    assert default_beam(LabelTree.flat(50_000)) == 40

@@ -8,9 +8,10 @@ import json
 
 import pytest
 from conftest import make_documents
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 
 import hf_xmc
+from hf_xmc import XMCForTextClassification
 from hf_xmc.cli.main import main
 from hf_xmc.training.progress import StageProgressCallback
 from hf_xmc.training.record import TrainingRecord
@@ -94,6 +95,67 @@ def test_the_command(table, tmp_path, capsys):
     assert json.loads((folder / "eval_results.json").read_text())["metrics"]["P@1"] > 0.8
     assert main(["train", str(table), "-o", str(folder)]) == 1
     assert "--overwrite" in capsys.readouterr().err
+
+
+@pytest.fixture
+def papers(tmp_path):
+    """Documents with a title, which two rows lack, and an abstract, which one row lacks."""
+    documents = make_documents(300)
+    rows = [
+        (f"title of\n{text.split()[0]}", text, "; ".join(own))
+        for text, own in zip(*documents[:].values(), strict=True)
+    ]
+    rows[0], rows[1], rows[2] = ("", *rows[0][1:]), ("", *rows[1][1:]), (rows[2][0], "", rows[2][2])
+    with open(tmp_path / "papers.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("title", "abstract", "subjects"), *rows, ("", "", "x")])
+    return tmp_path / "papers.csv"
+
+
+def test_several_text_columns(papers, tmp_path, capsys):
+    folder, tags = tmp_path / "model", tmp_path / "tags.jsonl"
+    data = ["train", str(papers), "-o", str(folder), "--use-cpu", "true", "--text-column", "title", "abstract"]
+    assert main([*data, "--tfidf-lead-words", "-1"]) == 0
+    assert "columns `title`, `abstract`" in capsys.readouterr().out
+    model = XMCForTextClassification.from_pretrained(folder)
+    assert model.text_columns == ["title", "abstract"] and model.tfidf.lead_words == -1
+    # A dictionary, its joined text, and the file have the same labels.
+    row = {"title": "title of\ntopic07", "abstract": "topic07 word1", "more": 1}
+    text = "title of topic07\ntopic07 word1"
+    (expected,) = model.predict([text], top_k=2)
+    assert model.predict([row], top_k=2) == [expected]
+    assert [(found["label"], found["score"]) for found in hf_xmc.pipeline(str(folder))(row, top_k=2)] == expected
+    assert model.predict([{**row, "title": None}], top_k=2) == model.predict(["\ntopic07 word1"], top_k=2)
+    for name in ("new.jsonl", "new.parquet", "new.csv"):
+        new = tmp_path / name
+        table = Dataset.from_list([row, {**row, "title": None}])
+        getattr(table, f"to_{name[4:].replace('jsonl', 'json')}")(new)
+        assert main(["predict", str(folder), str(new), "--output", str(tags), "--overwrite", "--top-k", "2"]) == 0
+        first, second = (json.loads(line)["labels"] for line in tags.read_text().splitlines())
+        assert [found["label"] for found in first] == [label for label, _ in expected]
+        assert [found["score"] for found in first] == pytest.approx([score for _, score in expected], abs=1e-5)
+        assert second != first
+    assert main(["evaluate", str(folder), str(papers)]) == 0
+    assert json.loads((folder / "eval_results.json").read_text())["metrics"]["P@1"] > 0.8
+
+
+def test_a_column_of_the_training_is_missing(papers, tmp_path, capsys):
+    folder, new = tmp_path / "model", tmp_path / "new.csv"
+    hf_xmc.train(papers, folder, text_column=["title", "abstract"], use_cpu=True, holdout=0, log="none")
+    new.write_text("title,subjects\ntopic07,label 07\n")
+    output = ["--output", str(tmp_path / "tags.jsonl")]
+    for command in (["predict", str(folder), str(new), *output], ["evaluate", str(folder), str(new)]):
+        assert main(command) == 1
+        error = capsys.readouterr().err
+        assert "`abstract`" in error and "text" in error and len(error.splitlines()) <= 2
+        assert main([*command, "--text-column", "title"]) == 0
+    model = XMCForTextClassification.from_pretrained(folder)
+    with pytest.raises(ValueError, match="'abstract'"):
+        model.predict([{"title": "topic07"}])
+    with pytest.raises(TypeError, match=r"documents\[1\]"):
+        model.predict(["topic07", 7])
+    for columns in (["title", "title"], ["title", "subjects"], ["title", "summary"]):
+        with pytest.raises(ValueError, match="text_column"):
+            hf_xmc.train(papers, tmp_path / "none", text_column=columns, label_column="subjects")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from hf_xmc.tfidf import TfidfFeaturizer
 from hf_xmc.training.parts import index_vectors, make_label_vectors, word_columns
 from hf_xmc.training.scoring import (
     MIN_DOCUMENTS,
+    TOLERATED_LOSS,
+    UNSEEN_TRUST,
     candidates_of,
     fit_scorer,
     gain_of_parts,
@@ -128,8 +130,9 @@ def some_parts(rng, documents, labels):
 def test_prediction_is_that_of_the_oracle():
     rng = np.random.default_rng(0)
     parts, counts = some_parts(rng, 8, 30), rng.integers(0, 50, 30)
-    weights, curve = rng.random((2, 2, 2)), np.array([[-3.0, 0.0, 1.0], [-2.0, 0.0, 4.0]])
-    scorer = Scorer(["ranker", "centroid_tfidf"], weights, [0.3, -0.1], -0.5, curve)
+    counts[:6] = 0
+    weights, curve = rng.random((2, 2, 3)), np.array([[-3.0, 0.0, 1.0], [-2.0, 0.0, 4.0]])
+    scorer = Scorer(["ranker", "centroid_tfidf"], weights, [0.3, -0.1], -0.5, 0.7, curve)
     probabilities, labels = scorer.predict(parts, np.log1p(counts).astype(np.float32), 6)
     ranker, centroids = parts["ranker"], parts["centroid_tfidf"]
     for i in range(8):
@@ -139,7 +142,7 @@ def test_prediction_is_that_of_the_oracle():
         for label in proposed:
             scores = [known.get(label, min(known.values())), float(centroids.matrix[i, label])]
             best = [max(known.values()), float(centroids.matrix[i].max())]
-            value = oracles.last_logit(scores, best, weights, counts[label], counts.max(), (0.3, -0.1), -0.5)
+            value = oracles.last_logit(scores, best, weights, counts[label], counts.max(), (0.3, -0.1), -0.5, 0.7)
             points = [-3.0 - 1e6, *curve[0], 1.0 + 1e6], [-2.0 - 2e6 / 3, *curve[1], 4.0 + 4e6]
             expected[label] = 1 / (1 + np.exp(-np.interp(value, *points)))
         order = sorted(expected, key=lambda label: -expected[label])[:6]
@@ -181,7 +184,7 @@ def test_the_fit_is_the_optimum_that_scikit_learn_finds():
             columns += [chunk[view][:, part] * (1 - frequency), chunk[view][:, part] * frequency]
     design = np.stack([*columns, counts, counts**2], axis=1)
     standard = (design - design.mean(axis=0)) / design.std(axis=0)
-    found = np.append(scorer.weights.reshape(-1), scorer.count_weights) * design.std(axis=0)
+    found = np.append(scorer.weights[:, :, :2].reshape(-1), scorer.count_weights) * design.std(axis=0)
     # Where no weight is at its bound, the optimum is that without bounds.
     free = found > 1e-6
     free[-2:] = True
@@ -217,7 +220,7 @@ def test_probabilities_are_calibrated_on_other_documents():
     values += scorer.count_weights[1] * log_counts[other["label"]] ** 2
     for part in range(2):
         for view, name in enumerate(("scores", "differences")):
-            rare, frequent = weights[part, view]
+            rare, frequent, _ = weights[part, view]
             values += ((1 - frequency) * rare + frequency * frequent) * other[name][:, part]
     probabilities = scorer.probabilities(values)
     error = 0.0
@@ -301,6 +304,74 @@ def train_auto(folder, data):
     return trainer.model
 
 
+def candidates_with_unseen_labels(rng, documents=1500, seen=30, unseen=10, share=0.3):
+    """A text part that says the same about all labels, and a ranker that knows labels with documents only."""
+    labels = seen + unseen
+    truth = rng.random((documents, labels)) < 0.1
+    truth[:, seen:] &= rng.random((documents, 1)) < share
+    text = truth + rng.normal(scale=0.4, size=truth.shape)
+    ranker = np.where(np.arange(labels) < seen, truth + rng.normal(scale=0.3, size=truth.shape), rng.random(labels))
+    scores = np.stack([ranker, text], axis=2).reshape(-1, 2)
+    document, label = np.repeat(np.arange(documents), labels), np.tile(np.arange(labels), documents)
+    best = scores.reshape(documents, labels, 2).max(axis=1)[document]
+    chunk = {"document": document, "label": label, "scores": scores, "differences": scores - best}
+    log_counts = np.log1p(np.where(np.arange(labels) < seen, 9, 0)).astype(np.float32)
+    return {"count": np.array([documents]), **chunk}, truth, log_counts
+
+
+def ranks_of(scorer, chunk, log_counts):
+    """Labels of each document, best first."""
+    documents, labels = int(chunk["count"][0]), len(log_counts)
+    logits = [
+        oracles.last_logit(
+            scores, scores - differences, scorer.weights, np.expm1(log_counts[label]), 9, scorer.count_weights,
+            scorer.bias, scorer.unseen_bias,
+        )
+        for scores, differences, label in zip(chunk["scores"], chunk["differences"], chunk["label"], strict=True)
+    ]  # fmt: skip
+    return np.argsort(-np.reshape(logits, (documents, labels)), axis=1, kind="stable")
+
+
+def ndcg_at_5(ranks, truth):
+    """nDCG@5 without the labels from 30 on in the truth."""
+    values = []
+    for ranked, true in zip(ranks, truth[:, :30], strict=True):
+        gain = sum(1 / np.log2(place + 2) for place, label in enumerate(ranked[:5]) if label < 30 and true[label])
+        values.append(gain / max(sum(1 / np.log2(place + 2) for place in range(min(5, true.sum()))), 1))
+    return np.mean(values)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0])
+def test_labels_without_documents_are_judged_by_their_texts_and_cost_the_others_little(share):
+    chunk, truth, log_counts = candidates_with_unseen_labels(np.random.default_rng(6), share=share)
+    scorer = fit_scorer(["ranker", "text_tfidf"], [chunk], csr_matrix(truth.astype(np.float32)), log_counts)
+    assert not scorer.weights[0, :, 2].any() and scorer.weights[1, :, 2].sum() > 0.1
+    ranks = ranks_of(scorer, chunk, log_counts)
+    others = ~truth[:, 30:].any(axis=1)
+    alone = np.array([[label for label in row if label < 30] for row in ranks])
+    loss = ndcg_at_5(alone[others], truth[others]) - ndcg_at_5(ranks[others], truth[others])
+    assert 0 <= loss <= TOLERATED_LOSS + 1e-9
+    # Though no document of the fit may have them, they are shown: they may be new.
+    assert (ranks[:, :10] >= 30).mean() > 0.05
+    if share:
+        found = np.mean([label in ranks[i, :10] for i, label in np.argwhere(truth) if label >= 30])
+        assert found > 0.5
+
+
+def test_without_text_parts_labels_without_documents_are_like_rare_ones():
+    chunk, truth, log_counts = candidates_with_unseen_labels(np.random.default_rng(7))
+    scorer = fit_scorer(["ranker", "knn_tfidf"], [chunk], csr_matrix(truth.astype(np.float32)), log_counts)
+    np.testing.assert_array_equal(scorer.weights[:, :, 2], scorer.weights[:, :, 0])
+    assert scorer.unseen_bias == scorer.bias
+
+
+def test_labels_without_documents_that_the_fit_has_not_seen_get_fixed_trust():
+    chunk, targets, log_counts, _ = made_candidates(np.random.default_rng(8))
+    scorer = fit_scorer(["ranker", "text_tfidf"], [chunk], targets, log_counts)
+    assert scorer.weights[1, :, 2].sum() > 0 and not scorer.weights[0, :, 2].any()
+    assert scorer.unseen_bias < UNSEEN_TRUST[1]
+
+
 def test_held_out_documents():
     rows = held_out_documents(4000, seed=1)
     assert len(rows) == 400 == len(set(rows)) and (np.diff(rows) > 0).all()
@@ -314,16 +385,17 @@ def test_held_out_documents():
     [
         ({"parts": ["ranker", "ranker"]}, "parts"),
         ({"parts": []}, "parts"),
-        ({"weights": np.zeros((1, 2, 2))}, "shape"),
-        ({"weights": -np.ones((2, 2, 2))}, "negative"),
+        ({"weights": np.zeros((1, 2, 3))}, "shape"),
+        ({"weights": -np.ones((2, 2, 3))}, "negative"),
         ({"bias": np.nan}, "finite"),
+        ({"unseen_bias": np.inf}, "finite"),
         ({"curve": [[0, 1], [1, 0]]}, "ascend"),
     ],
 )
 def test_wrong_numbers(change, message):
-    numbers = {"parts": ["ranker", "heads"], "weights": np.ones((2, 2, 2)), "count_weights": [0, 0], "bias": 0.0}
+    numbers = {"parts": ["ranker", "heads"], "weights": np.ones((2, 2, 3)), "count_weights": [0, 0]}
     with pytest.raises(ValueError, match=message):
-        Scorer(**{**numbers, **change})
+        Scorer(**{**numbers, "bias": 0.0, "unseen_bias": 0.0, **change})
 
 
 # ---- In models ----
@@ -410,6 +482,6 @@ def test_damaged_scorer_file(parts_model_folder, tmp_path):
 
 def test_logits_of_a_single_candidate():
     part = PartScores.from_list(np.array([[2.0]], np.float32), np.array([[0]]))
-    scorer = Scorer(["ranker"], np.ones((1, 2, 2)), [0, 0], 0.0)
+    scorer = Scorer(["ranker"], np.ones((1, 2, 3)), [0, 0], 0.0, 0.0)
     probabilities, labels = scorer.predict({"ranker": part}, np.zeros(1, np.float32), 1)
     assert labels.tolist() == [[0]] and logit(float(probabilities[0, 0])) == pytest.approx(2.0, abs=1e-5)

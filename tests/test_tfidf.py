@@ -111,6 +111,27 @@ def test_first_words_have_columns_of_their_own(settings, words):
     assert all((np.diff(row.indices) > 0).all() for row in found)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"analyzer": "char_wb", "ngram_range": (1, 3)}, {"stemmer": "english"}], ids=str
+)
+def test_first_lines_have_columns_of_their_own(settings):
+    """As many first words as the line has give the same row."""
+    texts = ["Solar energies\nwind energy and solar energy", "\nwind alone", "one line of solar wind", "a title\n", ""]
+    texts += [
+        f"{title}\n{text}\n{title}" for title, text in zip(random_texts(20, 50), random_texts(20, 60), strict=True)
+    ]
+    featurizer = TfidfFeaturizer(**settings, lead_words=-1).fit(texts)
+    found = featurizer.transform(texts).toarray()
+    word = re.compile(r"\S+" if settings.get("analyzer") == "char_wb" else r"\b\w\w+\b")
+    for row, text in zip(found, texts, strict=True):
+        words = len(word.findall(text.split("\n")[0]))
+        same = TfidfFeaturizer(**settings, lead_words=words or 1).fit(texts).transform([text]).toarray()[0]
+        if not words:  # no title: the first part alone
+            same[len(featurizer.vocabulary) :] = 0
+            same /= np.linalg.norm(same) or 1
+        np.testing.assert_allclose(row, same, rtol=1e-5)
+
+
 def test_a_document_whose_first_words_are_unknown_has_the_other_part_alone():
     featurizer = TfidfFeaturizer(min_df=1, lead_words=1).fit(["known words"])
     np.testing.assert_allclose(featurizer.transform(["strange words"]).toarray(), [[0, 0, 1, 0, 0, 0]])
@@ -199,6 +220,7 @@ def test_texts_are_any_iterable_and_are_streamed(monkeypatch):
         {},
         {"analyzer": "char_wb", "ngram_range": (2, 4)},
         {"lead_words": 3, "power": 1.25},
+        {"lead_words": -1},
     ],
     ids=str,
 )
@@ -301,7 +323,7 @@ def test_errors_name_the_input():
         {"min_df": 0},
         {"min_df": 0.5},
         {"max_features": -1},
-        {"lead_words": -1},
+        {"lead_words": -2},
         {"lead_words": 2.5},
         {"power": 0},
         {"power": float("nan")},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import NUM_LABELS, TOPICS, encoder_arguments, make_documents, make_vectors, train_linear
 from datasets import Dataset
+from sklearn.preprocessing import normalize
 from transformers import TrainerCallback, TrainingArguments
 
 from hf_xmc import (
@@ -128,9 +129,20 @@ def test_the_power_of_vectors_is_applied_in_training_and_prediction(tmp_path):
         np.testing.assert_array_equal(loaded.predict(data).predictions, predictions)
         return predictions
 
-    plain, raised = predict(tmp_path / "plain", 1.0), predict(tmp_path / "raised", 1.0, feature_power=1.5)
+    plain = predict(tmp_path / "plain", 1.0, feature_power=1.0)
+    raised = predict(tmp_path / "raised", 1.0, feature_power=1.5)
     assert not np.array_equal(plain, raised)
-    np.testing.assert_allclose(raised, predict(tmp_path / "given", 1.5), atol=1e-5)
+    np.testing.assert_allclose(raised, predict(tmp_path / "given", 1.5, feature_power=1.0), atol=1e-5)
+
+
+def test_the_default_power_damps_raw_counts(tmp_path):
+    raw = make_vectors(300)
+    unit = raw.map(lambda row: {"feature_values": (normalize([row["feature_values"]])[0]).tolist()})
+    raw = raw.map(lambda row: {"feature_values": [3.0 + value for value in row["feature_values"]]})
+    powers = [train(tmp_path / name, data).model.config.vector_power for name, data in (("a", raw), ("b", unit))]
+    assert powers == [0.75, 1.0]
+    assert train(tmp_path / "c", raw, method="parabel").model.config.vector_power == 1.0
+    assert train(tmp_path / "d", raw, feature_power=1.5).model.config.vector_power == 1.5
 
 
 def test_text_or_vectors(tmp_path):
@@ -199,6 +211,20 @@ def test_labels_without_documents_can_be_left_out(tmp_path):
     seen = data.select([i for i, row in enumerate(data["labels"]) if "label 59" not in row])
     trainer = train_linear(tmp_path, seen, label_texts=TOPICS, labels_seen_only=True)
     assert len(trainer.model.labels) == NUM_LABELS - 1 and "label 59" not in trainer.model.labels.names
+
+
+@pytest.mark.parametrize("text", ["", "the same name"])
+def test_texts_that_tell_nothing_apart(tmp_path, text):
+    data = make_documents(300)
+    trainer = train_linear(tmp_path, data, label_texts=dict.fromkeys(TOPICS, text))
+    assert trainer.model.labels.texts == [text] * NUM_LABELS
+    found = trainer.model.predict(data["text"][:50], top_k=1)
+    assert sum(row[0][0] in true for row, true in zip(found, data["labels"][:50], strict=True)) >= 45
+
+
+def test_texts_of_unknown_labels_only(tmp_path):
+    with pytest.raises(ValueError, match="None of the 60 labels.*'nobody'"):
+        train_linear(tmp_path, make_documents(300), label_texts={"nobody": "has this label"})
 
 
 def test_texts_of_labels_that_are_numbers(tmp_path):

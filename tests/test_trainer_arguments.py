@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import encoder_arguments, make_documents, make_tokenizer
+from datasets import Dataset
 from encoder_runs import KillAt, Killed, assert_predicts_as_saved
 from transformers import AutoModel
 
@@ -105,6 +106,22 @@ def test_compute_metrics(model_folder, tmp_path):
     results = trainer.evaluate()
     assert results["eval_hits"] == pytest.approx(results["eval_P@1"])
     assert seen[0].predictions[0].shape[0] == seen[0].label_ids.shape[0] == 40
+
+
+def test_the_length_of_the_texts(tiny_encoder, tmp_path):
+    """95 of 100 texts fit; an option and a model win."""
+    words = [10] * 94 + [20] + [60] * 5
+    data = Dataset.from_dict({"text": ["word1 " * count for count in words], "labels": [["a"], ["b"]] * 50})
+    options = encoder_arguments(tmp_path, encoder_max_length=None)
+    trainer = XMCTrainer(str(tiny_encoder), options, train_dataset=data)
+    longest = np.quantile([len(own[0]) for own in trainer.model.tokenize([text[:500] for text in data["text"]])], 0.95)
+    assert trainer.model.config.max_length % 8 == 0 and longest <= trainer.model.config.max_length < longest + 8
+    data = data.map(lambda row: {"text": row["text"] * 50})
+    limit = XMCForTextClassification.from_encoder(tiny_encoder).config.max_length
+    assert XMCTrainer(str(tiny_encoder), options, train_dataset=data).model.config.max_length == limit
+    assert XMCTrainer(str(tiny_encoder), encoder_arguments(tmp_path), data).model.config.max_length == 16
+    given = XMCForTextClassification.from_encoder(tiny_encoder, max_length=12)
+    assert XMCTrainer(given, options, train_dataset=data).model.config.max_length == 12
 
 
 def test_processing_class(tiny_encoder, tmp_path):

@@ -25,6 +25,8 @@ def main() -> None:
     command.add_argument("--train", default="train", help="training file without its ending, e.g. train-15k")
     command.add_argument("--normalise", action="store_true", help="scale given vectors to length 1")
 
+    command.add_argument("--stemmer", help="language of a stemmer: the vectors that Annif passes to omikuji")
+
     command = commands.add_parser("run", help="train and predict with each system")
     command.add_argument("work", type=Path)
     command.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated (default: %(default)s)")
@@ -50,7 +52,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
     if args.command == "prepare":
-        print(json.dumps(prepare(args.data, args.work, train=args.train, normalise=args.normalise), indent=1))  # noqa: T201
+        options = {"train": args.train, "normalise": args.normalise, "stemmer": args.stemmer}
+        print(json.dumps(prepare(args.data, args.work, **options), indent=1))  # noqa: T201
     elif args.command == "run":
         threads = [int(number) for number in args.predict_threads.split(",")]
         path = run(

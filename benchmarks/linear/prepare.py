@@ -27,7 +27,13 @@ SPLITS = {"trn": "train", "tst": "test", "dev": "dev"}
 
 
 def prepare(
-    data: Path, work: Path, *, train: str = "train", normalise: bool = False, threads: int = 2
+    data: Path,
+    work: Path,
+    *,
+    train: str = "train",
+    normalise: bool = False,
+    stemmer: str | None = None,
+    threads: int = 2,
 ) -> dict[str, Any]:
     """Writes the features of one dataset.
 
@@ -41,6 +47,8 @@ def prepare(
             Name of the training file without its ending, for subsets such as ``train-15k``.
         normalise (`bool`, *optional*, defaults to `False`):
             Scale the rows of given vectors to length 1. TF-IDF rows have that length anyway.
+        stemmer (`str`, *optional*):
+            Language of a Snowball stemmer. The vectors then are those that Annif passes to omikuji, see `_fit_stems`.
         threads (`int`, *optional*, defaults to `2`):
             Threads of the TF-IDF.
 
@@ -50,7 +58,7 @@ def prepare(
     work.mkdir(parents=True, exist_ok=True)
     files = {split: train if split == "trn" else name for split, name in SPLITS.items()}
     if (data / f"{train}.parquet").is_file():
-        info = _prepare_texts(data, work, files, threads)
+        info = _prepare_texts(data, work, files, threads, stemmer)
     elif (data / f"{train}.txt.gz").is_file():
         info = _prepare_vectors(data, work, files, normalise)
     else:
@@ -87,12 +95,13 @@ def describe(work: Path) -> dict[str, Any]:
     }
 
 
-def _prepare_texts(data: Path, work: Path, files: dict[str, str], threads: int) -> dict[str, Any]:
+def _prepare_texts(data: Path, work: Path, files: dict[str, str], threads: int, stemmer: str | None) -> dict[str, Any]:
     paths = {split: data / f"{name}.parquet" for split, name in files.items()}
     splits = [split for split, path in paths.items() if path.is_file()]
     if "tst" not in splits:
         raise FileNotFoundError(f"{paths['tst']} is missing: the benchmark needs a test split.")
     names: dict[str, int] = {}
+    texts: dict[str, list[str]] = {}
     start = time.perf_counter()
     for split in splits:
         table = pq.read_table(paths[split], columns=["text", "labels"])
@@ -102,17 +111,40 @@ def _prepare_texts(data: Path, work: Path, files: dict[str, str], threads: int) 
         for label in sorted(seen) if split == "trn" else (label for row in rows for label in row):
             names.setdefault(label, len(names))
         _save(work / f"Y.{split}.npz", label_matrix(([names[label] for label in row] for row in rows), len(names)))
+        texts[split] = table["text"].to_pylist()
+        if stemmer is not None:
+            continue
         with open(work / f"{split}.tokens", "w", encoding="utf-8", newline="\n") as file:
-            for text in table["text"].to_pylist():
+            for text in texts[split]:
                 file.write(" ".join(TOKEN.findall(text.lower())) + "\n")
     tokens_s = time.perf_counter() - start
     write_json(work / "labels.json", list(names))
+    if stemmer is not None:
+        return _fit_stems(texts, work, stemmer)
     worker = Path(__file__).with_name("tfidf_pecos.py")
     command = [str(python_of("pecos")), str(worker), str(work), str(threads), *splits]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     for split in splits:
         (work / f"{split}.tokens").unlink()
     return {"vectors": "PECOS TF-IDF", "tokens_s": tokens_s, **json.loads(output.splitlines()[-1])}
+
+
+def _fit_stems(texts: dict[str, list[str]], work: Path, stemmer: str) -> dict[str, Any]:
+    """The features of Annif with its analyzer `snowball`: stems of words of three or more characters with a letter."""
+    import Stemmer
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    stem = Stemmer.Stemmer(stemmer).stemWords
+    word = re.compile(r"\w*[^\W\d_]\w*")
+
+    def analyze(text: str) -> list[str]:
+        return stem([token for token in word.findall(text.lower()) if len(token) > 2])
+
+    start = time.perf_counter()
+    vectorizer = TfidfVectorizer(analyzer=analyze, sublinear_tf=True, dtype=np.float32).fit(texts["trn"])
+    for split, documents in texts.items():
+        _save(work / f"X.{split}.npz", sp.csr_matrix(vectorizer.transform(documents)))
+    return {"vectors": f"Snowball stems ({stemmer}), min_df=1", "tfidf_s": time.perf_counter() - start}
 
 
 def _prepare_vectors(data: Path, work: Path, files: dict[str, str], normalise: bool) -> dict[str, Any]:

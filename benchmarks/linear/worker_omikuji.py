@@ -18,9 +18,10 @@ def setup(work: str, model: str, threads: int, setting: str) -> None:
     if os.path.exists(path) and os.path.getmtime(path) > os.path.getmtime(source):
         return
     features, labels = load_matrix(work, "X.trn"), load_matrix(work, "Y.trn")
+    rows = np.flatnonzero(np.diff(features.indptr))  # omikuji refuses documents without features
     with open(path + ".tmp", "w", encoding="ascii") as file:
-        file.write(f"{features.shape[0]} {features.shape[1]} {labels.shape[1]}\n")
-        for i in range(features.shape[0]):
+        file.write(f"{len(rows)} {features.shape[1]} {labels.shape[1]}\n")
+        for i in rows.tolist():
             row = slice(features.indptr[i], features.indptr[i + 1])
             targets = labels.indices[labels.indptr[i] : labels.indptr[i + 1]].tolist()
             pairs = zip(features.indices[row].tolist(), features.data[row].tolist(), strict=True)

@@ -41,8 +41,12 @@ class DataArguments:
     column_mapping: dict | str | None = field(
         default=None, metadata={"help": 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'}
     )
-    text_column: str | None = field(
-        default=None, metadata={"help": "Column of the texts; by default it is found by its name and its values."}
+    text_column: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the texts; by default it is found by its name and its values. Several, such as `title "
+            "abstract`, are joined."
+        },
     )
     label_column: str | None = field(
         default=None, metadata={"help": "Column of the labels; by default it is found by its name and its values."}
@@ -125,6 +129,11 @@ class DataArguments:
                 f"Measure on documents that are not trained on; --{option} '' sets no split."
             )
 
+    @property
+    def texts(self) -> list[str]:
+        """The columns of the texts, as far as they are given."""
+        return [self.text_column] if isinstance(self.text_column, str) else list(self.text_column or ())
+
     def load(self, split: str) -> Dataset:
         """Loads one split."""
         assert self.dataset is not None and not isinstance(self.column_mapping, str)
@@ -162,7 +171,7 @@ def load_split(
         if not set(names) <= set(splits):
             raise ValueError(f"The sample has no split `{split}`; it has {', '.join(splits)}.")
         return join_splits({name: splits[name] for name in names})
-    if not column_mapping and not is_prepared_data(path, split):
+    if not column_mapping and (options.get("text_column") or not is_prepared_data(path, split)):
         found = load_documents(path, split, label_delimiter=label_delimiter, **options)
         return _only_split(path, found.splits)
     loaded = load_xmc_dataset(path, split, column_mapping=column_mapping, label_delimiter=label_delimiter)

@@ -42,7 +42,7 @@ options:
   -o, --output FOLDER      where the model is saved
   --encoder NAME           fine-tune this transformer encoder, a folder or an id on the Hub
   --method NAME            xr-linear (default), xr-transformer (default with --encoder), knn, parabel, lightxml, ...
-  --text-column NAME       column of the texts
+  --text-column NAME ...   column of the texts, or several, such as title abstract
   --label-column NAME      column of the labels
   --label-delimiter TEXT   what separates the labels in it, such as ';'
   --label-texts FILE       names, synonyms and parents of the labels: a table, JSON or SKOS; false for none
@@ -232,7 +232,9 @@ def _add_predict(parser: Parser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, help="of the files in a folder; jsonl by default")
     parser.add_argument("--split", help="split of the input, if it has several")
-    parser.add_argument("--text-column", help="column of the texts; by default the one that the model was trained on")
+    text = "column of the texts, or several; by default as in the training"
+    parser.add_argument("--text-column", nargs="+", metavar="COL", help=text)
+    parser.add_argument("--sheet", help="sheet of an Excel file")
     parser.add_argument(
         "--keep-columns", nargs="+", default=[], metavar="COL", help="columns to write beside the labels, an id say"
     )
@@ -263,7 +265,9 @@ def _add_model_options(parser: Parser) -> None:
 
 
 def _add_data_options(parser: Parser) -> None:
-    parser.add_argument("--text-column", help="column of the texts; found by default")
+    parser.add_argument(
+        "--text-column", nargs="+", metavar="COL", help="column of the texts, or several; found by default"
+    )
     parser.add_argument("--label-column", help="column of the labels; found by default")
     parser.add_argument("--label-delimiter", help="what separates the labels in a string column; found by default")
     parser.add_argument("--encoding", help="encoding of a csv file; found by default")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from datasets import Dataset, Features
 from tqdm.auto import tqdm
 
 from ..data.corpus import Batch, Corpus, find_sources
+from ..data.discovery import texts_of
 from ..inference.corpus import (
     PredictionArguments,
     PredictionJob,
@@ -36,7 +37,7 @@ from .arguments import load_model, load_split, recorded_columns
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
-    args.text_column = args.text_column or recorded_columns(args.model).get("text", "text")
+    args.text_column = args.text_column or texts_of(recorded_columns(args.model)) or None
     for name in ("labels", "exclude", "under"):
         setattr(args, name, _label_list(getattr(args, name)))
     names = [field.name for field in fields(PredictionArguments)]
@@ -119,8 +120,9 @@ def _predict_lines(
     model: PredictMixin, arguments: PredictionArguments, num_threads: int | None
 ) -> Iterator[tuple[Batch, Predictions]]:
     lines, size = iter(sys.stdin), chunk_size(model, arguments.batch_size)
+    arguments = replace(arguments, text_column="text")  # a line is a whole text
     while texts := [line.rstrip("\r\n") for line in islice(lines, size)]:
-        yield {}, predict_documents(model, {arguments.text_column: texts}, arguments, num_threads)
+        yield {}, predict_documents(model, {"text": texts}, arguments, num_threads)
 
 
 def _predict_files(

@@ -65,6 +65,9 @@ class TrainParser(RecipeParser):
     def parse_values(self, argv: Sequence[str]) -> dict[str, Any]:
         """The values of all options; `data` is the file that comes without a flag."""
         values = super().parse_values([_spelt_out(arg) for arg in argv])
+        texts = values["text_column"] or []
+        if values["data"] is None and values["dataset"] is None and len(texts) > 1 and os.path.exists(texts[-1]):
+            values["data"] = texts.pop()  # --text-column title FILE
         if values["data"] is not None:
             if values["dataset"] is not None and any(arg.startswith("--dataset") for arg in argv):
                 raise ValueError(f"The data is both `{values['data']}` and `{values['dataset']}`. Give one of them.")
@@ -165,6 +168,7 @@ def _train_from_recipe(data: DataArguments, args: XMCTrainingArguments) -> None:
         labels_seen_only=data.labels_seen_only,
         callbacks=[StageProgressCallback(data.log, bar=False if args.disable_tqdm else None)],
     )
+    trainer.model.config.text_columns = data.texts if len(data.texts) > 1 else None
     trainer.recorder.record.dataset, trainer.recorder.record.split = public_name(data.dataset), data.train_split
     resume: str | bool | None = args.resume_from_checkpoint
     processes = trainer.cache.processes

@@ -27,7 +27,7 @@ Batch = dict[str, list[Any]]
 
 VECTOR_COLUMNS = {"feature_ids": List(Value("int64")), "feature_values": List(Value("float64"))}
 _ROWS_PER_TABLE = 1000
-_EXTENSIONS = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".svm")
+_EXTENSIONS = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".svm", ".xlsx")
 _JSON_TYPES = {"int": "int64", "float": "float64", "str": "string", "bool": "bool"}
 
 
@@ -37,25 +37,26 @@ class CorpusColumns:
     The columns to read from each document.
 
     Args:
-        text (`str`, *optional*, defaults to `"text"`): Column of the texts; `None` if texts are not needed.
+        text (`tuple[str, ...]`, *optional*, defaults to `("text",)`): Columns of the texts, if they are needed.
         vectors (`bool`, *optional*, defaults to `False`): Whether to read `feature_ids` and `feature_values`.
         keep (`tuple[str, ...]`, *optional*): Columns to copy to the output.
+        sheet (`str`, *optional*): Sheet of an Excel file.
     """
 
-    text: str | None = "text"
+    text: tuple[str, ...] = ("text",)
     vectors: bool = False
     keep: tuple[str, ...] = ()
+    sheet: str | None = None
 
     @property
     def names(self) -> list[str]:
         """All columns, without duplicates."""
-        text = () if self.text is None else (self.text,)
-        return list(dict.fromkeys((*text, *(VECTOR_COLUMNS if self.vectors else ()), *self.keep)))
+        return list(dict.fromkeys((*self.text, *(VECTOR_COLUMNS if self.vectors else ()), *self.keep)))
 
     @property
     def json_names(self) -> list[str]:
         """Columns that are cached as JSON strings when they come from JSON lines, because their type is not known."""
-        return [name for name in self.keep if name != self.text and not (self.vectors and name in VECTOR_COLUMNS)]
+        return [name for name in self.keep if name not in self.text and not (self.vectors and name in VECTOR_COLUMNS)]
 
 
 class Source:
@@ -100,7 +101,7 @@ class Source:
 
     def _column(self, name: str) -> str:
         """The dataset's name of a column: [`prepare_dataset`] renames the column of the texts."""
-        return "text" if name == self.columns.text and not self._kind else name
+        return "text" if self.columns.text[:1] == (name,) and not self._kind else name
 
     def _json_type(self, name: str) -> Value | None:
         kinds: set[str] = set()
@@ -210,7 +211,8 @@ def _path_source(path: Path, columns: CorpusColumns, split: str | None) -> Sourc
         return Source(str(path), columns, partial(read, path, columns), kind)
 
     def load() -> Dataset:
-        loaded = load_xmc_dataset(path, split, **_preparation(columns))
+        options: dict[str, Any] = {} if columns.sheet is None else {"sheet": columns.sheet}
+        loaded = load_xmc_dataset(path, split, **_preparation(columns), **options)
         if isinstance(loaded, Dataset):
             return loaded
         if len(loaded) > 1:
@@ -221,11 +223,11 @@ def _path_source(path: Path, columns: CorpusColumns, split: str | None) -> Sourc
 
 
 def _preparation(columns: CorpusColumns) -> dict[str, Any]:
-    is_renamed = columns.text is not None and columns.text != "text"
+    is_renamed = columns.text and columns.text[0] != "text"
     return {
-        "column_mapping": {columns.text: "text"} if is_renamed else None,
+        "column_mapping": {columns.text[0]: "text"} if is_renamed else None,
         "require_labels": False,
-        "keep_columns": [name for name in columns.keep if name != columns.text],
+        "keep_columns": [name for name in (*columns.text[1:], *columns.keep) if name != columns.text[0]],
     }
 
 
@@ -235,10 +237,10 @@ def _preparation(columns: CorpusColumns) -> dict[str, Any]:
 def _read_lines(path: Path, columns: CorpusColumns) -> Dataset:
     """Lines of text: each is a document, even an empty one."""
     for name in columns.names:
-        if name != columns.text:
+        if name not in columns.text[:1]:
             raise ValueError(f"`{path}` has no column `{name}`: each line is the text of a document.")
-    options = {"path": str(path), "name": columns.text}
-    return cached_dataset(_line_tables, options, Features({columns.text: Value("string")}), files=[path])
+    options = {"path": str(path), "name": columns.text[0]}
+    return cached_dataset(_line_tables, options, Features({columns.text[0]: Value("string")}), files=[path])
 
 
 def _line_tables(path: str, name: str) -> Iterator[pa.Table]:
@@ -257,7 +259,7 @@ def _read_parquet(path: Path, columns: CorpusColumns) -> Dataset:
     for name in columns.names:
         if name not in types:
             raise ValueError(f"`{path}`: {missing_column(name, list(types))}")
-        if name == columns.text and not (is_text(types[name]) or pa.types.is_null(types[name])):
+        if name in columns.text and not (is_text(types[name]) or pa.types.is_null(types[name])):
             raise ValueError(f"`{path}`: column `{name}` is of type {types[name]}, not of strings.")
     features = Features.from_arrow_schema(pa.schema({name: types[name] for name in columns.names}))
     options = {"path": str(path), "names": columns.names}

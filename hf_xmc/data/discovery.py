@@ -27,6 +27,8 @@ _SAMPLE = 5000
 # With fewer values nothing can be said about how often they repeat.
 _FEW = 20
 _MAX_LABEL_LENGTH = 150
+# Words of the name of a column.
+_MOST_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class FoundColumns:
         delimiter (`str`, *optional*): Separator of the labels.
         id (`str`, *optional*): Column that identifies documents.
         others (`tuple[str, ...]`, *optional*): Columns that are not used.
+        more_texts (`tuple[str, ...]`, *optional*): Columns of texts that follow the first one.
     """
 
     text: str
@@ -49,11 +52,12 @@ class FoundColumns:
     delimiter: str | None = None
     id: str | None = None
     others: tuple[str, ...] = ()
+    more_texts: tuple[str, ...] = ()
 
 
 def find_columns(
     dataset: Dataset,
-    text_column: str | None = None,
+    text_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
     label_delimiter: str | None = None,
     known: Mapping[str, Any] | None = None,
@@ -63,29 +67,43 @@ def find_columns(
 
     Args:
         dataset (`datasets.Dataset`): A table.
-        text_column (`str`, *optional*): Column of the texts, if it is known.
+        text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, if it is known, or several.
         label_column (`str`, *optional*): Column of the labels, if it is known.
         label_delimiter (`str`, *optional*): Separator of the labels, if it is known; `""` for one label in each row.
         known (`dict[str, Any]`, *optional*): The result for other data of the same kind; used where it fits.
     """
     names = dataset.column_names
-    for flag, name in (("text_column", text_column), ("label_column", label_column)):
+    texts = [text_column] if isinstance(text_column, str) else list(text_column or ())
+    if not texts and known and known["text"] in names:
+        texts = texts_of(known)
+    for flag, name in (*(("text_column", name) for name in texts), ("label_column", label_column)):
         if name is not None and name not in names:
-            raise ValueError(f"`{flag}`: there is no column `{name}`; the columns are {', '.join(names)}.")
+            hint = f" The model was trained on {', '.join(texts)}: give `text_column`." if known else ""
+            raise ValueError(f"`{flag}`: there is no column `{name}`; the columns are {', '.join(names)}.{hint}")
     step = max(1, len(dataset) // _SAMPLE)
     rows = dataset.select(range(0, len(dataset), step)) if step > 1 else dataset
     sample = {name: [value for value in rows[name] if value not in (None, "")] for name in names}
     if known:
-        text_column = text_column or (known["text"] if known["text"] in names else None)
         label_column = label_column or (known["labels"] if known["labels"] in names else None)
         if label_delimiter is None and label_column == known["labels"]:
             label_delimiter = _known_delimiter(known, sample[label_column])
-    label_column = label_column or _find_labels(sample, text_column)
-    text_column = text_column or _find_text(sample, label_column)
+    if len(set(texts)) < len(texts) or label_column in texts:
+        raise ValueError(f"`text_column`: give each column once, and not that of the labels; got {', '.join(texts)}.")
+    if not label_column:
+        label_column = _find_labels(sample, texts)
+        _check_single(label_column, names)
+    if not texts:
+        texts = [_find_text(sample, label_column)]
+        _check_header(texts[0])
     kind, delimiter = _label_format(sample[label_column], label_delimiter, label_column)
-    others = [name for name in names if name not in (text_column, label_column)]
+    others = [name for name in names if name not in (*texts, label_column)]
     identifier = next((name for name in others if _rank(name, _ID_NAMES) is not None), None)
-    return FoundColumns(text_column, label_column, kind, delimiter, identifier, tuple(others))
+    return FoundColumns(texts[0], label_column, kind, delimiter, identifier, tuple(others), tuple(texts[1:]))
+
+
+def texts_of(columns: Mapping[str, Any]) -> list[str]:
+    """The columns of texts among the fields of [`FoundColumns`]; none if these are empty."""
+    return [columns["text"], *columns.get("more_texts", ())] if columns else []
 
 
 def _known_delimiter(known: Mapping[str, Any], values: list[Any]) -> str | None:
@@ -161,15 +179,15 @@ def _by_name(names: Iterable[str], known: Sequence[str]) -> list[str]:
     return sorted((name for name, rank in ranks.items() if rank is not None), key=lambda name: ranks[name] or 0)
 
 
-def _find_labels(sample: dict[str, list[Any]], text_column: str | None) -> str:
-    possible = [name for name in sample if name != text_column and _may_be_labels(sample[name])]
+def _find_labels(sample: dict[str, list[Any]], texts: Sequence[str]) -> str:
+    possible = [name for name in sample if name not in texts and _may_be_labels(sample[name])]
     named = _by_name(possible, LABEL_NAMES)
     if named:
         return named[0]
     lists = [name for name in possible if isinstance(sample[name][0], (list, tuple))]
     repeating = [name for name in possible if _rank(name, [*_ID_NAMES, *TEXT_NAMES]) is None]
     repeating = [name for name in repeating if len(sample[name]) >= _FEW]
-    if text_column is None and len(possible) > 1:
+    if not texts and len(possible) > 1:
         # The longest values are the text.
         repeating = [name for name in repeating if name != max(sample, key=lambda name: _mean_length(sample[name]))]
     for candidates in (lists, repeating):
@@ -179,6 +197,26 @@ def _find_labels(sample: dict[str, list[Any]], text_column: str | None) -> str:
         f"No column is clearly that of the labels; the columns are {', '.join(sample)}. Name it with `label_column` "
         "(`--label_column`)." + _header_hint(sample)
     )
+
+
+def _check_single(name: str, names: list[str]) -> None:
+    """Raises if a column of labels is one of several with numbered names."""
+    stem = name.rstrip("0123456789")
+    numbered = [other for other in names if other.rstrip("0123456789") == stem and other != stem]
+    if name != stem and len(numbered) > 1:
+        raise ValueError(
+            f"The labels seem to be in several columns: {', '.join(numbered)}. Join them into one, separated by `;`, "
+            "or name one of them with `label_column` (`--label_column`)."
+        )
+
+
+def _check_header(name: str) -> None:
+    """Raises if the name of the column of the texts is a text itself."""
+    if len(name.split()) > _MOST_WORDS:
+        raise ValueError(
+            f"`{name:.60}` seems to be a text and not the name of a column. Add a first line with the names of the "
+            "columns, or name the column with `text_column` (`--text_column`)."
+        )
 
 
 def _header_hint(sample: dict[str, list[Any]]) -> str:
@@ -273,8 +311,11 @@ def _is_list(texts: list[str], delimiter: str) -> bool:
     if not split or len(texts) < _FEW:
         return bool(split)
     parts = Counter(part.strip() for text in split for part in text.split(delimiter))
-    repeated = sum(count for count in parts.values() if count > 1)
-    return len(parts) < len(set(split)) and repeated >= 0.5 * parts.total()
+    repeated = sum(count for count in parts.values() if count > 1) / parts.total()
+    # With many labels in few rows, nearly all parts repeat and nearly no value does.
+    return repeated >= 0.5 and (
+        len(parts) < len(set(split)) or (repeated >= 0.75 and len(set(split)) > 0.8 * len(split))
+    )
 
 
 def _are_codes(texts: list[str]) -> bool:

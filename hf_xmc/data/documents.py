@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset, List, Value, concatenate_datasets
 
+from ..utils import join_texts
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .discovery import FoundColumns, find_columns, parse_labels
@@ -69,7 +70,7 @@ def load_documents(
     source: str | Path | Dataset | Mapping[str, Dataset],
     split: str | None = None,
     *,
-    text_column: str | None = None,
+    text_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
     label_delimiter: str | None = None,
     encoding: str | None = None,
@@ -89,7 +90,7 @@ def load_documents(
             A file (csv, tsv, parquet, jsonl, json, xlsx), a folder, the id of a dataset on the Hub, `"sample"`, or
             loaded data.
         split (`str`, *optional*): Only this split.
-        text_column (`str`, *optional*): Column of the texts.
+        text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, or several, see [`join_texts`].
         label_column (`str`, *optional*): Column of the labels.
         label_delimiter (`str`, *optional*): Separator of the labels in a column of strings; `""` for none.
         encoding (`str`, *optional*): Encoding of a csv file.
@@ -193,6 +194,8 @@ def _is_prepared(dataset: Dataset) -> bool:
 
 def _make_documents(table: Dataset, found: FoundColumns, name: str) -> tuple[Dataset, RowCounts]:
     counts = RowCounts(rows=len(table))
+    if found.more_texts:
+        table = _join_columns(table, [found.text, *found.more_texts], found)
     table = _name_classes(table, found.labels)
     rows: list[int] = []
     labels: list[dict[Any, None]] = []
@@ -232,6 +235,20 @@ def _make_documents(table: Dataset, found: FoundColumns, name: str) -> tuple[Dat
             "`text_column` and `label_column`."
         )
     return _assemble(table, found, rows, [list(own) for own in labels]), counts
+
+
+def _join_columns(table: Dataset, names: list[str], found: FoundColumns) -> Dataset:
+    """Replaces the first of some columns by the joined texts of all."""
+    used = [*dict.fromkeys([*names, found.labels, *([found.id] if found.id else [])])]
+    table = table.select_columns(used)
+    features = table.features.copy()
+    features[found.text] = Value("string")
+
+    def join(batch: Mapping[str, list[Any]]) -> dict[str, list[str]]:
+        rows = zip(*(batch[name] for name in names), strict=True)
+        return {found.text: [join_texts([None if text is None else str(text) for text in row]) for row in rows]}
+
+    return table.map(join, batched=True, batch_size=_BATCH_SIZE, features=features, desc="Joining texts")
 
 
 def _assemble(table: Dataset, found: FoundColumns, rows: list[int], labels: list[list[Any]]) -> Dataset:

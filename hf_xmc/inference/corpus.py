@@ -19,7 +19,7 @@ from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
 from ..modeling_utils import PredictMixin, model_files, named
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
-from ..utils import Progress, available_cores, count_threads
+from ..utils import Progress, available_cores, count_threads, join_texts
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
 from .writers import FORMATS, PREDICTED, Predictions, join_files, parquet_schema, prediction_writer
@@ -44,7 +44,8 @@ class PredictionArguments:
         under (`Sequence[str]`, *optional*): Labels of the hierarchy; only these and labels below them are chosen.
         level (`int`, *optional*): Level of the hierarchy, 1 for the top, to which labels below it are rolled up.
         with_parents (`bool`, *optional*, defaults to `False`): Whether to add the ancestors of the labels.
-        text_column (`str`, *optional*, defaults to `"text"`): Column of the texts.
+        text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, or several. Default: the model's.
+        sheet (`str`, *optional*): Sheet of an Excel file.
         keep_columns (`Sequence[str]`, *optional*):
             Columns of the input to write beside the predictions, such as an id.
         batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
@@ -60,7 +61,8 @@ class PredictionArguments:
     under: Sequence[str] | None = None
     level: int | None = None
     with_parents: bool = False
-    text_column: str = "text"
+    text_column: str | Sequence[str] | None = None
+    sheet: str | None = None
     keep_columns: Sequence[str] = ()
     batch_size: int = BATCH_SIZE
     part_size: int = 16_384
@@ -205,10 +207,10 @@ def predict_range(
 def predict_documents(
     model: PredictMixin, batch: Batch, arguments: PredictionArguments, num_threads: int | None = None
 ) -> Predictions:
-    """The labels of one chunk of documents: texts in the column `arguments.text_column`, or vectors."""
-    documents = dict(batch)
-    if arguments.text_column in batch:
-        documents["text"] = [text or "" for text in batch[arguments.text_column]]
+    """The labels of one chunk of documents: texts in the columns of [`corpus_columns`], or vectors."""
+    documents, columns = dict(batch), corpus_columns(model, arguments).text
+    if columns and set(columns) <= set(batch):
+        documents["text"] = [join_texts(texts) for texts in zip(*(batch[name] for name in columns), strict=True)]
     features = document_features(model, documents, arguments.batch_size, num_threads)
     restriction = model.restrict(arguments.labels, arguments.exclude, arguments.under)
     search = arguments.top_k, arguments.beam_size, num_threads, arguments.predict_with
@@ -224,8 +226,9 @@ def predict_documents(
 def corpus_columns(model: PredictMixin, arguments: PredictionArguments) -> CorpusColumns:
     """The columns that a model reads, and those to keep."""
     kinds = {reads_text(member) for member in members_of(model)}
-    text = arguments.text_column if True in kinds else None
-    return CorpusColumns(text, False in kinds, tuple(arguments.keep_columns))
+    text = arguments.text_column or model.text_columns
+    columns = () if True not in kinds else (text,) if isinstance(text, str) else tuple(text)
+    return CorpusColumns(columns, False in kinds, tuple(arguments.keep_columns), arguments.sheet)
 
 
 def _load_corpus(sources: Sequence[Source], processes: ProcessGroup, progress: Progress | None) -> Corpus:

@@ -68,10 +68,10 @@ class GeneralArguments(Part):
         "Train on the texts (TF-IDF) or the vectors of the dataset; by default on texts if it has any.",
         choices=("text", "vectors"),
     )
-    feature_power: float = option(
-        1.0,
-        "Power of the feature values, TF-IDF weights or vectors. 0.5 damps repeated terms in raw counts; 1.25 to 1.5 "
-        "gives more weight to the heaviest terms of TF-IDF.",
+    feature_power: float | None = option(
+        None,
+        "Power of the feature values, TF-IDF weights or vectors. 1.25 to 1.5 gives more weight to the heaviest terms "
+        "of TF-IDF. By default 1, or 0.75 for vectors that are not of length 1, to damp repeated terms in raw counts.",
         above=0,
     )
     label_features: str = option(
@@ -225,6 +225,9 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
     )
     lr_scheduler_type: str = field(
         default="linear", metadata={"help": "Schedule of the learning rates in each level.", "choices": SCHEDULERS}
+    )
+    per_device_train_batch_size: int = field(
+        default=32, metadata={"help": "Documents of a training step, on each device."}
     )
     per_device_eval_batch_size: int = field(
         default=32, metadata={"help": "Batch size of the encoder in evaluation and prediction."}
@@ -396,7 +399,7 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         options = dict(vars(self._make("tfidf_")))
         chosen = {"auto": language if self.tfidf_analyzer == "word" else None, "none": None}
         options["stemmer"] = chosen.get(self.tfidf_stemmer, self.tfidf_stemmer)
-        return TfidfFeaturizer(**options, power=self.feature_power)
+        return TfidfFeaturizer(**options, power=1.0 if self.feature_power is None else self.feature_power)
 
     def make_tree_arguments(self) -> TreeArguments:
         """The options `tree_*`."""

@@ -72,6 +72,16 @@ class LabelTexts(Levels):
         """Name for the progress bar and messages."""
         return "label texts"
 
+    def complete(self) -> None:
+        """Ends fine-tuning, then adds heads that stay as they start: they are a further part for the last scorer."""
+        super().complete()
+        args, tree = self.context.args, self.context.model.label_tree
+        assert tree is not None
+        if args.predict_with == "all" and self.arguments.bootstrap and tree.num_labels <= self.arguments.max_nodes:
+            super()._choose_groups()
+            for index in range(len(self.levels)):
+                self._begin_level(index)
+
     def collator(self, pass_number: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
         """Returns what makes the batches of a pass; each pass draws other positives."""
         args = self.context.args

@@ -11,7 +11,7 @@ from ..label_tree import LabelTree
 from .level_data import LevelData
 
 # Bounds of what the scale is fitted on.
-_MAX_DOCUMENTS, _MAX_SCORES = 2048, 1 << 24
+_MAX_DOCUMENTS, _MAX_SCORES = 2048, 1 << 23
 
 
 def normalized(rows: np.ndarray) -> np.ndarray:
@@ -45,21 +45,24 @@ class NodeVectors:
     ) -> None:
         self.tree, self.level, self.vectors = tree, level, vectors
         self._sums = np.asarray(targets.T @ vectors)[tree.leaf_labels]
-        self._texts = np.zeros_like(self._sums) if texts is None else texts[tree.leaf_labels]
-        rows = normalized(normalized(self._sums) + self._texts)
+        self._texts = None if texts is None else texts[tree.leaf_labels]
+        rows = self._with_texts(normalized(self._sums), slice(None))
         for upper in range(tree.depth, level, -1):
             parents = tree.parents(upper)
             counts = np.bincount(parents)
             mean = csr_matrix((1 / counts[parents], parents, np.arange(len(parents) + 1)), (len(parents), len(counts)))
             rows = normalized(np.asarray(mean.T @ rows))
-        self.rows = rows.astype(np.float32)
+        self.rows = rows.astype(np.float32, copy=False)
+
+    def _with_texts(self, centroids: np.ndarray, nodes: np.ndarray | slice) -> np.ndarray:
+        """Normalised sums of centroids and the vectors of texts."""
+        return centroids if self._texts is None else normalized(centroids + self._texts[nodes])
 
     def without(self, documents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
         """Cosines of documents with nodes, whose centroids leave the document out; above the labels they do not."""
         rows = self.rows[nodes]
         if self.level == self.tree.depth:
-            left = normalized(self._sums[nodes] - self.vectors[documents])
-            rows = normalized(left + self._texts[nodes])
+            rows = self._with_texts(normalized(self._sums[nodes] - self.vectors[documents]), nodes)
         return (self.vectors[documents] * rows).sum(axis=1)
 
     def fit_scale(self, data: LevelData, loss: str, seed: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from ..configuration_xmc import HEAD_LOSSES, LONG_TEXTS, POOLINGS
 from ..label_tree import LabelTree
 from ..linear_ranker import LOSSES, RANKINGS
-from ..tfidf import load_stemmer
+from ..tfidf import FIRST_LINE, load_stemmer
 from .shortlist import NEGATIVES
 
 T = TypeVar("T")
@@ -173,8 +173,8 @@ class TfidfArguments(Part):
     )
     lead_words: int = option(
         0,
-        "First words of a document, such as a title, whose terms get features of their own; 0 for none.",
-        least=0,
+        "First words, such as a title, whose terms get features of their own; -1 for the first line of the text.",
+        least=FIRST_LINE,
     )
 
     def __post_init__(self) -> None:
@@ -240,10 +240,8 @@ class RankerArguments(Part):
         "keep a third of it, at least 20.",
         least=1,
     )
-    beam_size: int = option(
-        40,
-        "Beam size at prediction. 20 are enough for a few thousand labels; 160 are better for 50,000 or more.",
-        least=1,
+    beam_size: int | None = option(
+        None, "Beam size at prediction. By default a twenty-fifth of the clusters of labels, at least 40.", least=1
     )
     prune_threshold: float = option(
         1e-4, "Drop weights that change the logits of a node by less than this (root mean square).", least=0
@@ -285,7 +283,11 @@ class EncoderArguments(Part):
     prefix: ClassVar[str] = "encoder_"
 
     name: str | None = option(None, "Folder or Hub id of the pretrained encoder.")
-    max_length: int = option(128, "Largest number of tokens that the encoder reads at once.", least=8)
+    max_length: int | None = option(
+        None,
+        "Largest number of tokens that the encoder reads at once. By default 128, or less if 95 % of texts have less.",
+        least=8,
+    )
     long_text: str = option(
         "truncate",
         "Treatment of longer texts. `truncate` keeps the beginning, `head_tail` the first and the last tokens; "
@@ -328,7 +330,8 @@ class EncoderArguments(Part):
             "long_text",
             "max_windows",
         )
-        return {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass
@@ -344,7 +347,7 @@ class LevelArguments(Part):
     objective: str = option(
         "heads",
         "What the encoder is trained for. `heads`: classifiers of the levels; `label_texts`: document vectors "
-        "that are close to the vectors of the texts, or names, of their labels, without heads.",
+        "that are close to the vectors of the texts, or names, of their labels; heads only start at the end.",
         choices=LEVEL_OBJECTIVES,
     )
     indices: int | list[int] | None = option(
@@ -403,10 +406,10 @@ class LevelArguments(Part):
         "Weight of the other nodes; by default 1, or with `cost_sensitive` the mean weight of a true node.",
         least=0,
     )
-    bootstrap_cost: float = setting(4.0, "C of the linear classifiers that initialise heads.", above=0)
+    bootstrap_cost: float = setting(1.0, "C of the linear classifiers that initialise heads.", above=0)
     bootstrap_prior: bool = setting(
-        False,
-        "Draw the linear classifiers to the vectors of the labels, and not to 0. See METHODS, eq. 11'.",
+        True,
+        "Draw these classifiers to the vectors of the labels; otherwise to 0 as in the paper, which needs a larger C.",
     )
     joint: bool = setting(
         False,

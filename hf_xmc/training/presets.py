@@ -14,7 +14,7 @@ from typing import Any
 # Parabel and Bonsai: the score of a label is the product of the probabilities along its path.
 _PATH_RANKER: dict[str, Any] = {"negatives": "tfn", "ranking": "path", "beam_size": 10}
 # The methods of papers as they are: neither stems nor label texts, and no part beside the ranker or the heads.
-_RANKER_ALONE: dict[str, Any] = {"predict_with": "ranker", "label_text_weight": 0.0}
+_RANKER_ALONE: dict[str, Any] = {"predict_with": "ranker", "label_text_weight": 0.0, "feature_power": 1.0}
 _HEADS_ALONE: dict[str, Any] = {"predict_with": "heads", "label_text_weight": 0.0}
 _PLAIN_WORDS: dict[str, Any] = {"min_df": 3, "stemmer": "none"}
 # A hundred labels per cluster, two levels.
@@ -25,8 +25,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "encoder": {},
         # Clusters are learnt in half of the steps that labels need.
         "level": {"epoch_shares": [1, 2]},
-        # The encoder takes most of the time, so a wide beam costs little.
-        "ranker": {"negative_cost": 2.0, "cost_sensitive": True, "beam_size": 60},
+        "ranker": {"negative_cost": 2.0, "cost_sensitive": True},
     },
     # The heads find clusters, the ranker ranks the labels in them.
     "x-transformer": {

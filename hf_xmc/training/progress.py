@@ -26,7 +26,7 @@ _ENCODER_SHARES = {**_LINEAR_SHARES, "tokens": 0.05, "embed": 0.4, "steps": 3.0}
 _SECONDS, _STEPS = "_seconds", "steps"
 # Seconds between two updates of the bar.
 _INTERVAL = 0.1
-_UNITS = {"depth": "levels", "features": "terms"}
+_UNITS = {"depth": "levels", "features": "terms", "max length": "per document at most"}
 _REPORTED = ("P@1", "P@5", "nDCG@5")
 
 

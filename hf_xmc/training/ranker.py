@@ -39,6 +39,8 @@ DOCUMENTS_PER_TASK = 8192
 MAX_PIECES = 256
 _PARTS = ("sizes", "records", "buckets", "dense")
 _BEGINS = {"records": "row_begin", "buckets": "bucket_begin"}
+# The default beam at prediction.
+_LEAST_BEAM, _CLUSTERS_PER_BEAM = 40, 25
 
 # Non-zeros of a node's documents up to which each thread works on a copy of them: 8 MB.
 COPIED_NONZEROS = 1 << 20
@@ -94,6 +96,12 @@ class KeptRanker:
             arrays[name] = np.concatenate(parts)
             arrays[begin_name] = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
         return RankerWeights(**arrays, block_sizes=kept.block_sizes)
+
+
+def default_beam(tree: LabelTree) -> int:
+    """Beam size for a tree: on held-out documents wider beams pay with many clusters, and cost time."""
+    clusters = tree.level_sizes[-2] if tree.depth > 1 else 1
+    return max(_LEAST_BEAM, clusters // _CLUSTERS_PER_BEAM)
 
 
 def train_ranker(
@@ -161,7 +169,7 @@ def train_ranker(
                 num_dense=features.num_dense,
                 loss=arguments.loss,
                 ranking=arguments.ranking,
-                beam_size=arguments.beam_size,
+                beam_size=arguments.beam_size or default_beam(tree),
                 first_level=first_level,
             )
 

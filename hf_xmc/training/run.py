@@ -86,7 +86,7 @@ def train(
     output_dir: str | os.PathLike,
     *,
     encoder: str | None = None,
-    text_column: str | None = None,
+    text_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
     label_delimiter: str | None = None,
     encoding: str | None = None,
@@ -116,8 +116,9 @@ def train(
             Folder of the model.
         encoder (`str`, *optional*):
             Folder or Hub id of a transformer encoder to fine-tune.
-        text_column (`str`, *optional*):
-            Column of the texts.
+        text_column (`str` or `Sequence[str]`, *optional*):
+            Column of the texts, or several, such as `["title", "abstract"]`, joined with line breaks.
+            `tfidf_lead_words=-1` gives the words of the first one features of their own.
         label_column (`str`, *optional*):
             Column of the labels.
         label_delimiter (`str`, *optional*):
@@ -259,6 +260,8 @@ class _Run:
         scorer: Scorer | None = None,
     ) -> XMCTrainer:
         options = {**self.options, "push_to_hub": False} if again else self.options
+        columns = self.found.columns
+        texts = [columns.text, *columns.more_texts] if columns else []
         args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
         if options["method"] == "auto" and scorer is None and not self.extended:
             self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
@@ -272,9 +275,10 @@ class _Run:
             **self.extended,
         )
         trainer.scorer = scorer
+        trainer.model.config.text_columns = texts if len(texts) > 1 else None
         record = trainer.recorder.record
         record.dataset, record.split = public_name(self.found.name), "train"
-        record.columns = asdict(self.found.columns) if self.found.columns else None
+        record.columns = asdict(columns) if columns else None
         resume = self.options.get("resume_from_checkpoint")
         output = trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
         self.seconds += output.metrics.get("train_runtime", 0.0)
@@ -298,7 +302,10 @@ class _Run:
 
 
 def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
-    """Refuses now, and not after the first training, to overwrite a model."""
+    """Refuses now, and not after the first training, to overwrite a model or a file."""
+    for path in (Path(folder), *Path(folder).parents):
+        if path.is_file():
+            raise NotADirectoryError(f"`output_dir`: `{path}` is a file. Choose a folder for the model (`--output`).")
     if os.path.exists(os.path.join(folder, CONFIG_NAME)):
         if not options.get("overwrite") and not options.get("resume_from_checkpoint"):
             raise FileExistsError(
@@ -333,7 +340,8 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
     if columns is not None:
         how = {"lists": "lists", "JSON lists": "lists in brackets", "one each": "one in each row"}
         form = how.get(columns.format) or f"separated by {columns.delimiter!r}"
-        lines.append(("  text", f"column `{columns.text}`", "--text-column"))
+        names = [f"`{name}`" for name in (columns.text, *columns.more_texts)]
+        lines.append(("  text", f"column{'s'[: len(names) - 1]} {', '.join(names)}", "--text-column"))
         lines.append(("  labels", f"column `{columns.labels}`, {form}", "--label-column, --label-delimiter"))
     if counts is not None and counts.documents < counts.rows:
         left_out = {"without text": counts.empty, "without labels": counts.unlabelled}

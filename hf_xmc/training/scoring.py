@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from ..features import Features
 from ..modeling_xmc import XMCForTextClassification
-from ..scorer import PartScores, Scorer, default_scorer, unite
+from ..scorer import TEXT_PARTS, PartScores, Scorer, default_scorer, unite
 
 # Documents that a scorer needs; with fewer the weights are fixed.
 MIN_DOCUMENTS = 200
@@ -24,6 +24,12 @@ _CURVE_QUANTILES = (0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1)
 # deviation of the calibration curve from the identity.
 _L2, _CURVE_L2 = 1.0, 1.0
 _LEAST_SLOPE, _LEAST_DEVIATION = 1e-3, 1e-3
+# Labels without documents: slopes and constants of their logits that are compared, what they may cost of the nDCG@5 of
+# other documents, and the values if there is none to compare.
+_NDCG_AT = 5
+_SLOPES, _CONSTANTS = (1.0, 0.5), np.arange(-8, 2.05, 0.1).tolist()
+TOLERATED_LOSS = 0.002
+UNSEEN_TRUST = (0.5, -2.25)
 
 
 def held_out_documents(count: int, seed: int) -> np.ndarray:
@@ -102,7 +108,11 @@ def fit_scorer(
     document, label = chunk["document"], chunk["label"]
     scores, differences = (chunk[view].astype(np.float64) for view in ("scores", "differences"))
     is_true = np.asarray(truth[document, label]).ravel() > 0
-    if truth.shape[0] < MIN_DOCUMENTS or not is_true.any() or is_true.all():
+    unseen = log_counts[label] == 0
+    texts = np.array([name in TEXT_PARTS for name in names])
+    # Where nothing knows labels by their texts, those without documents are like the rarest ones.
+    fitted = ~unseen if texts.any() else np.ones(len(label), dtype=np.bool_)
+    if truth.shape[0] < MIN_DOCUMENTS or not is_true[fitted].any() or is_true[fitted].all():
         return default_scorer(names)
     counts = log_counts[label].astype(np.float64)
     frequency = (counts / max(log_counts.max(), 1e-6))[:, None]
@@ -111,17 +121,74 @@ def fit_scorer(
     views = np.stack([columns * (1 - frequency[:, None]), columns * frequency[:, None]], axis=3)
     design = np.hstack([views.reshape(len(label), -1), counts[:, None], counts[:, None] ** 2])
     num_weights = 4 * len(names)
-    weights, bias = _fit_logistic(design, is_true, num_weights, _L2)
-    logits = design @ weights + bias
-    curve = _fit_curve(*_shown(document, logits, is_true))
-    return Scorer(
-        names,
-        weights[:num_weights].reshape(-1, 2, 2),
-        weights[num_weights:],
-        bias,
-        curve,
-        num_documents=truth.shape[0],
+    found, bias = _fit_logistic(design[fitted], is_true[fitted], num_weights, _L2)
+    logits = design @ found + bias
+    curve = _fit_curve(*_shown(document[fitted], logits[fitted], is_true[fitted]))
+    pairs = found[:num_weights].reshape(-1, 2, 2)
+    weights, unseen_bias = pairs[:, :, [0, 1, 0]], bias
+    if texts.any():
+        # Labels without documents: what the texts say about other labels.
+        known = columns[:, texts].reshape(len(label), -1)
+        by_text, text_bias = _fit_logistic(known[fitted], is_true[fitted], known.shape[1], _L2)
+        logits[unseen] = (known @ by_text + text_bias)[unseen]
+        trust, unseen_bias = _trust_in_texts(document, logits, is_true, unseen, np.diff(truth.indptr))
+        weights[:, :, 2] = 0
+        weights[texts, :, 2] = trust * by_text.reshape(-1, 2)
+        unseen_bias += trust * text_bias
+    return Scorer(names, weights, found[num_weights:], bias, unseen_bias, curve, num_documents=truth.shape[0])
+
+
+def _trust_in_texts(
+    document: np.ndarray, logits: np.ndarray, truth: np.ndarray, unseen: np.ndarray, positives: np.ndarray
+) -> tuple[float, float]:
+    """
+    Returns a slope and a constant for the logits of labels without documents.
+
+    How often such labels will be true is not known: they may be new. These are the values that show most of them among
+    the ten best labels, at an nDCG@5 of documents that have none of them that is almost that without them.
+    """
+    others = np.ones(len(positives), dtype=np.bool_)
+    others[document[unseen & truth]] = False
+    if not unseen.any() or not others.any():
+        return UNSEEN_TRUST
+    (known, hits), (new, _) = (
+        _best_of(document[kind], logits[kind], truth[kind], len(positives)) for kind in (~unseen, unseen)
     )
+    known, hits, new = known[others], np.hstack([hits, np.zeros_like(hits)])[others], new[others]
+    discounts = 1 / np.log2(np.arange(2, _NDCG_AT + 2))
+    ideal = np.append(1.0, np.cumsum(discounts))[np.minimum(positives[others], _NDCG_AT)]
+
+    def measure(slope: float, constant: float) -> tuple[float, int]:
+        # Of equal logits, labels with documents come first, and places without a label last.
+        order = np.argsort(-np.hstack([known, slope * new + constant]), axis=1, kind="stable")[:, :_SHOWN_LABELS]
+        gains = np.take_along_axis(hits, order[:, :_NDCG_AT], axis=1) @ discounts
+        return float((gains / ideal).mean()), int((order >= _SHOWN_LABELS).sum())
+
+    least = measure(1.0, -np.inf)[0] - TOLERATED_LOSS
+    best, chosen = -1, (_SLOPES[0], _CONSTANTS[0])
+    for slope in _SLOPES:
+        for constant in _CONSTANTS:
+            value, shown = measure(slope, constant)
+            if value < least:
+                break
+            if shown > best:
+                best, chosen = shown, (slope, constant)
+    return chosen
+
+
+def _best_of(document: np.ndarray, logits: np.ndarray, truth: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and truth of the best candidates of each document, `(documents, candidates)` padded with -inf."""
+    order, place = _best_rows(document, logits, _SHOWN_LABELS)
+    found, is_true = np.full((count, _SHOWN_LABELS), -np.inf), np.zeros((count, _SHOWN_LABELS))
+    found[document[order], place], is_true[document[order], place] = logits[order], truth[order]
+    return found, is_true
+
+
+def _best_rows(document: np.ndarray, logits: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the best candidates of each document, and the rank of each."""
+    order = np.lexsort((-logits, document))
+    rank = np.arange(len(order)) - np.searchsorted(document[order], document[order])
+    return order[rank < top_k], rank[rank < top_k]
 
 
 def rank_candidates(
@@ -144,10 +211,10 @@ def rank_candidates(
     views = np.stack([chunk["scores"][:, columns], chunk["differences"][:, columns]], axis=2)
     weights = scorer.weights[..., 0] * (1 - frequency) + scorer.weights[..., 1] * frequency
     first, second = scorer.count_weights
-    logits = (views * weights).sum(axis=(1, 2)) + scorer.bias + counts * (first + second * counts)
-    order = np.lexsort((label, -logits, document))
-    place = np.arange(len(order)) - np.searchsorted(document[order], document[order])
-    shown, place = order[place < top_k], place[place < top_k]
+    bias, unseen = scorer.bias + counts * (first + second * counts), counts == 0
+    weights[unseen], bias[unseen] = scorer.weights[..., 2], scorer.unseen_bias
+    logits = (views * weights).sum(axis=(1, 2)) + bias
+    shown, place = _best_rows(document, logits, top_k)
     labels = np.full((int(chunk["count"][0]), top_k), -1)
     probabilities = np.zeros(labels.shape, dtype=np.float32)
     labels[document[shown], place] = label[shown]
@@ -223,9 +290,7 @@ def _fit_logistic(
 
 def _shown(document: np.ndarray, logits: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Logits and truth of the best candidates of each document."""
-    order = np.lexsort((-logits, document))
-    begin = np.searchsorted(document[order], document[order])
-    shown = order[np.arange(len(order)) - begin < _SHOWN_LABELS]
+    shown, _ = _best_rows(document, logits, _SHOWN_LABELS)
     return logits[shown], truth[shown]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ _REFUSED = {
     "optimizer_cls_and_kwargs": "large heads need an AdamW that updates rows: set `learning_rate`, `weight_decay` and "
     "`adam_*` in `args`, or pass `optimizers`",
 }
+
+# Texts whose tokens are counted, and the share of them that is not truncated by default.
+_NUM_SAMPLED, _SHARE_THAT_FITS = 2000, 0.95
 
 
 def check_trainer_arguments(args: Any, kwargs: Mapping[str, Any]) -> XMCTrainingArguments:
@@ -145,7 +149,9 @@ def init_model(model_init: Callable[..., Any], trial: Any = None) -> Any:
     return model_init(trial) if number_of_arguments(model_init) else model_init()
 
 
-def make_model(model: Any, args: XMCTrainingArguments, tokenizer: Any = None) -> XMCForTextClassification:
+def make_model(
+    model: Any, args: XMCTrainingArguments, tokenizer: Any = None, dataset: Dataset | None = None
+) -> XMCForTextClassification:
     """
     Returns the model to train.
 
@@ -156,10 +162,13 @@ def make_model(model: Any, args: XMCTrainingArguments, tokenizer: Any = None) ->
             Options.
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
             Tokenizer of the encoder; by default the one in its folder.
+        dataset (`datasets.Dataset`, *optional*):
+            Training documents, which `max_length` of a new model follows unless an option sets it.
     """
     name = args.encoder_name
     if isinstance(model, (str, os.PathLike)):
         name, model = os.fspath(model), None
+    is_new = model is None
     if model is None:
         model = _start_model(name, args)
     elif not isinstance(model, XMCForTextClassification):
@@ -170,7 +179,17 @@ def make_model(model: Any, args: XMCTrainingArguments, tokenizer: Any = None) ->
         if model.encoder is None:
             raise ValueError(f"`processing_class` has no effect: {args.method!r} has no encoder. Leave it out.")
         model.tokenizer = tokenizer
+    if is_new and model.encoder is not None and args.encoder_max_length is None:
+        if dataset is not None and "text" in dataset.column_names:
+            model.config.max_length = _fitting_length(model, dataset["text"])
     return model
+
+
+def _fitting_length(model: XMCForTextClassification, texts: Sequence[str]) -> int:
+    """Number of tokens that most texts have, up to `max_length` of the model; a multiple of 8."""
+    sample = texts[:: max(1, len(texts) // _NUM_SAMPLED)]
+    longest = np.quantile([len(windows[0]) for windows in model.tokenize(sample)], _SHARE_THAT_FITS)
+    return min(model.config.max_length, 8 * math.ceil(longest / 8))
 
 
 def _start_model(name: str | None, args: XMCTrainingArguments) -> XMCForTextClassification:

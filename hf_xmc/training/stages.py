@@ -39,6 +39,8 @@ from .ranker import train_ranker
 from .scoring import MIN_DOCUMENTS, fit_scorer, gain_of_parts, join_candidates, score_candidates
 
 _MATRIX_FILE = "matrix.safetensors"
+# Documents whose vectors are looked at.
+_NUM_SAMPLED = 10_000
 # Similar documents on trial must raise nDCG@5 by this much, and by two standard errors.
 _LEAST_GAIN = 0.002
 
@@ -69,15 +71,24 @@ def make_features(context: RunContext) -> None:
         if not (has_text if kind == "text" else has_vectors):
             raise ValueError(f"`features={kind!r}`, but the training data has only {', '.join(dataset.column_names)}.")
         if kind == "vectors":
-            model.config.vector_power = args.feature_power
             width = None if context.kept is None else context.kept.ranker.num_sparse
-            context.features = model.prepare_vectors(Features(feature_matrix(dataset, width)))
+            vectors = feature_matrix(dataset, width)
+            if context.kept is None:
+                model.config.vector_power = args.feature_power or _default_power(vectors)
+            context.features = model.prepare_vectors(Features(vectors))
+            metrics.update(power=model.config.vector_power)
         else:
             model.tfidf, matrix = context.runtime.cache.once(
                 "tf-idf", lambda: _fit_tfidf(context), _save_tfidf, _load_tfidf
             )
             context.features = Features(matrix)
         metrics.update(features=context.features.num_sparse)
+
+
+def _default_power(vectors: csr_matrix) -> float:
+    """Damps raw counts, whose rows have any length. Rows of length 1 have been weighted already."""
+    squares = vectors[:_NUM_SAMPLED].power(2).sum(axis=1)
+    return 1.0 if np.allclose(squares[squares > 0], 1, atol=0.05) else 0.75
 
 
 def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
@@ -120,7 +131,8 @@ def _load_tfidf(folder: str) -> tuple[TfidfFeaturizer, csr_matrix]:
 
 def tokenize(context: RunContext) -> None:
     """Tokenises the documents."""
-    with context.stage("tokens"):
+    with context.stage("tokens") as metrics:
+        metrics.update(max_length=context.model.config.max_length)
         context.tokens = context.runtime.cache.once(
             "tokens",
             lambda: tokenize_dataset(context.model, context.dataset),

@@ -148,7 +148,7 @@ class XMCTrainer(LevelTrainer):
             model, args, train_dataset = self.extension.model, self.extension.args, self.extension.dataset
         check_best_metric(args, eval_dataset)
         super().__init__(
-            model=make_model(model, args, processing_class),
+            model=make_model(model, args, processing_class, train_dataset),
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -223,7 +223,8 @@ class XMCTrainer(LevelTrainer):
                 self.cache.folder = Path(self.args.output_dir, CACHE_FOLDER)
             if self.model_init is not None:
                 set_seed(self.args.seed)
-                model = make_model(init_model(self.model_init, trial), self.args, self._tokenizer)
+                model = init_model(self.model_init, trial)
+                model = make_model(model, self.args, self._tokenizer, self.train_dataset)
                 self._use_model(model)
             lock = PieceFolder(str(self.args.output_dir), "")
             with self.cache.processes.explained(), lock.locked(), self.signals.handling(), quiet_libraries():
