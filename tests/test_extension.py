@@ -203,13 +203,11 @@ def test_an_encoder_is_kept(method, tiny_encoder, tmp_path):
     weights = model.state_dict()
     assert all((tensor == weights[name]).all() for name, tensor in before.state_dict().items())
     assert not same_weights(model.ranker, before.ranker) and model.labels.num_documents == 206
-    more = tmp_path / "more", str(tmp_path / "old"), documents, documents_of([70])
-    if method == "xr-transformer":
-        # Its last head has a row for each label.
-        with pytest.raises(ValueError, match="heads"):
-            extend(*more)
-    else:
-        assert extend(*more).model.labels.names[-1] == "label 70"
+    more = extend(tmp_path / "more", str(tmp_path / "old"), documents, documents_of([70])).model
+    assert more.labels.names[-1] == "label 70"
+    assert [len(head.bias) for head in more.heads] == [
+        more.label_tree.level_sizes[i - 1] for i in more.config.head_levels
+    ]
 
 
 class Stop(TrainerCallback):

@@ -285,6 +285,17 @@ def test_a_new_label_is_placed_beside_labels_of_its_words(frozen_folder):
         assert np.mean(beside) > 0.6
 
 
+def test_new_rows_of_a_head(frozen_folder):
+    model = load(frozen_folder)
+    old, places = model.heads[-1].weight.detach().numpy(), model.label_tree.leaf_positions
+    model.add_labels({"new": "topic07 topic08"}, {"new": ["topic09 word1"]})
+    new = model.heads[-1].weight.detach().numpy()[model.label_tree.leaf_positions]
+    np.testing.assert_array_equal(new[:-1], old[places])
+    mean = model.featurize(["topic07 topic08", "topic09 word1"]).dense.mean(axis=0)
+    expected = mean / np.linalg.norm(mean) * np.median(np.linalg.norm(old, axis=1))
+    np.testing.assert_allclose(new[-1], expected, rtol=1e-3, atol=1e-5)
+
+
 def test_new_label_vectors(model):
     if model.label_vectors is None:
         pytest.skip("the model has none")

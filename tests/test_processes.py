@@ -12,7 +12,7 @@ from training_worker import launch, launch_without_launcher, results, run_job
 
 from hf_xmc.parallel.stage_cache import CACHE_FOLDER
 
-pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
+pytestmark = pytest.mark.usefixtures("fast_garbage_collection", "few_sparse_rows")
 
 # Each process draws its own dropout.
 STEPS = {"level_dropout": 0.0, "encoder_dropout": 0.0, "save_strategy": "no"}
@@ -32,6 +32,12 @@ QUICK = ("xr-linear", "frozen", "xr-transformer", "label-texts", "lightxml")
 EXTENDED = ("xr-linear", "frozen")
 # Under FSDP, and the step of a checkpoint to resume from: that of lightxml is in the part with averaged weights.
 SHARDED = {"xr-transformer": 8, "label-texts": 3, "lightxml": 3}
+
+
+@pytest.fixture
+def few_sparse_rows(monkeypatch):
+    """Jobs that run in this process change it."""
+    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 20)
 
 
 def make_job(name, folder, encoder, processes):
@@ -90,8 +96,7 @@ def assert_close_models(first, second):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TRAININGS]
 )
-def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 20)
+def test_two_processes_train_the_model_of_one(together, tiny_encoder, tmp_path, name):
     folder = together(name in QUICK) / name
     run_job(**make_job(name, tmp_path / name, tiny_encoder, 1))
     (alone,) = results(tmp_path / name, 1)
