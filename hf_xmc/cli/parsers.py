@@ -147,8 +147,7 @@ Predicts the labels of documents. The output has one line of JSON per document, 
 ...}, ...]}, or is parquet with the columns labels and scores. Neither input nor output has to fit into memory.
 
 INPUT is a file (parquet, jsonl, csv, xlsx, or .txt with a document per line; gzipped too), a pattern such as
-'part-*.jsonl', a folder of such files, any dataset for training (its labels are ignored), or - for lines from
-standard input.
+'part-*.jsonl', a folder of such files, a dataset (its labels are ignored), or - for lines from standard input.
 
 The job runs in parts. Run an interrupted command again to continue it; the result is the same to the byte. Changed
 documents, model or options are an error. Several processes share the parts:

@@ -47,7 +47,7 @@ def load_vocabulary(source: VocabularySource, *, language: str | Sequence[str] |
     - a folder, or a dataset on the Hub, with one of these as `labels.parquet`, `labels.csv`, `labels.ttl` and so on;
       a folder of PECOS with its `output-items.txt`.
 
-    Labels that no document has are no error, and neither are labels without a name. Where labels are URIs and the
+    Labels that no document has are allowed, and so are labels without a name. Where labels are URIs and the
     documents have only their last parts, a training recognises them, see [`LabelVocabulary.for_labels`].
 
     Args:
