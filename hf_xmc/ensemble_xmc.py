@@ -287,6 +287,8 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         config.name_or_path = pretrained_model_name_or_path
         source = f"`{os.path.join(pretrained_model_name_or_path, CONFIG_NAME)}`"
         names = [check_plain_name(name, source) for name in config.members or ()]
+        if not names:
+            raise ValueError(f"{source} has no `members`: an ensemble has at least one model. Download it again.")
         for name in names:
             check_link(Path(pretrained_model_name_or_path, name))
         if kwargs.pop("verify", False):
