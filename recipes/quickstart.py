@@ -28,7 +28,12 @@ METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@10")
 TAGGERS: dict[str, dict[str, Any]] = {
     "linear": {"method": "xr-linear"},
     # What `hf-xmc train DATA --encoder NAME` does without a GPU: the encoder stays as it is.
-    "auto, with encoder": {"encoder": True, "per_device_eval_batch_size": 64, "save_strategy": "no"},
+    "auto, with encoder": {
+        "encoder": True,
+        "encoder_max_length": 48,
+        "per_device_eval_batch_size": 64,
+        "save_strategy": "no",
+    },
     # The options of recipes/sample/xr-transformer.yaml, but in float32: not every processor supports bfloat16.
     "fine-tuned encoder": {
         "method": "xr-transformer",

@@ -32,8 +32,10 @@ def make_levels(context: RunContext) -> Levels:
     """Returns what is fine-tuned: heads of the levels of the tree, or the encoder alone on the texts of the labels."""
     if context.args.level_objective == "label_texts":
         if any(context.readable_texts()):
-            context.text_uses["fine-tuning"] = None
-            return LabelTexts(context)
+            levels = LabelTexts(context)
+            if levels.schedule.limit:
+                context.text_uses["fine-tuning"] = None
+            return levels
         logger.warning("`level_objective='label_texts'`: the labels have no texts, so heads are trained.")
     return Levels(context)
 
