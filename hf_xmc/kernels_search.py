@@ -284,10 +284,16 @@ def search(
                             for lane in range(LANES):
                                 scores[lane] = beam_scores[i, position] + _log_probability(scores[lane], loss)
                         size, bound = kept[i], worst[i]
-                        for lane in range(num_lanes):
-                            candidate = candidate_of(score_bits[lane], first_child + lane)
-                            candidates[i, size] = candidate
-                            size += candidate > bound and not (restricted and not permitted[first_child + lane])
+                        if restricted:
+                            for lane in range(num_lanes):
+                                candidate = candidate_of(score_bits[lane], first_child + lane)
+                                candidates[i, size] = candidate
+                                size += candidate > bound and permitted[first_child + lane]
+                        else:  # without branches
+                            for lane in range(num_lanes):
+                                candidate = candidate_of(score_bits[lane], first_child + lane)
+                                candidates[i, size] = candidate
+                                size += candidate > bound
                         if size > 2 * limit:
                             select(candidates[i, :size], limit)
                             size, worst[i] = limit, candidates[i, limit - 1]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix, diags
 from torch import nn
+from torch.nn import functional
 
 from .features import Features
 from .knn_ranker import KNNRanker, KNNVectors
@@ -133,6 +134,8 @@ class LabelEditingMixin:
         ranker = with_labels(ranker, ranker_tree, NewLabels(clusters, own, documents.targets(), centroids, scale))
         if vectors is not None:
             vectors = vectors.followed_by(_label_vectors(documents, vectors.columns))
+        if tree.depth in (self.config.head_levels or ()):
+            _add_rows(self.heads[-1], tree, new_tree, documents)
         new.edits.append(_edit("added", names, int(counts.sum())))
         self._replace(new, new_tree, ranker, vectors)
 
@@ -191,11 +194,11 @@ class LabelEditingMixin:
         labels, tree = self.labels, self.label_tree
         if labels is None or tree is None:
             raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
-        if action == "add" and (tree.depth in (self.config.head_levels or ()) or self.ranker is None):
+        heads = list(self.heads) if tree.depth in (self.config.head_levels or ()) else []
+        if action == "add" and (self.ranker is None or any(type(head) is not LevelHead for head in heads[-1:])):
             raise ValueError(
-                "Labels cannot be added to a model whose heads score labels: a head learns them with the encoder. "
-                "Train the model again with the new labels, or with `method='xr-linear'` or "
-                "`level_objective='label_texts'`, which have no such heads."
+                "Labels cannot be added to models without ranker, or with bottleneck or adaptive heads: these learn "
+                "labels with the encoder. Train the model again with the new labels, or use another method."
             )
         if action == "add" and not isinstance(self.ranker, LinearRanker):
             raise ValueError(
@@ -364,6 +367,19 @@ def _label_vectors(documents: _Documents, columns: np.ndarray | None) -> LabelVe
     if dense is not None and filled.dense is not None:
         dense = dense + filled.dense
     return LabelVectors.from_features(texts, Features(sparse, dense), columns)
+
+
+def _add_rows(head: LevelHead, old: LabelTree, new: LabelTree, documents: _Documents) -> None:
+    """Adds rows of new labels to a head: the mean vector of their documents, as long as the other rows usually are."""
+    assert documents.features.dense is not None
+    sums = torch.from_numpy(documents.targets().T @ documents.features.dense).to(head.weight)
+    rows, count = functional.normalize(sums) * head.weight.norm(dim=1).median(), len(sums)
+    order = torch.from_numpy(np.concatenate([old.leaf_positions, old.num_labels + np.arange(count)])[new.leaf_labels])
+    order = order.to(head.weight.device)
+    weight = torch.cat([head.weight, rows])[order]
+    bias = torch.cat([head.bias, head.bias.median().expand(count)])[order]
+    head.weight, head.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
+    head.num_nodes = len(weight)
 
 
 def _keep_rows(head: LevelHead, is_left: np.ndarray) -> None:

@@ -233,7 +233,7 @@ class PredictMixin:
         names = self.labels.names
         assert output.scores is not None and output.indices is not None
         scores = output.scores.tolist()
-        if any(math.isnan(sum(row)) for row in scores):
+        if math.isnan(sum(map(sum, scores))):
             raise ValueError(
                 "The model gives scores that are not numbers: its weights are damaged. Check it with `hf-xmc verify`."
             )

@@ -299,7 +299,8 @@ class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCP
         """
         if self.tfidf is None and self.encoder is None:
             raise ValueError(
-                "The model was trained on vectors and cannot read texts. Pass `Features` or a `csr_matrix`."
+                "The model was trained on vectors (`has_tfidf` in `config.json`) and cannot read texts. Pass "
+                "`Features` or a `csr_matrix`."
             )
         # A model with heads only keeps TF-IDF from building its tree, but does not predict with it.
         readers = (self.ranker, self.label_vectors, self.knn)

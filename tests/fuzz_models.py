@@ -361,8 +361,8 @@ def damage(folder: Path, rng: random.Random, is_model: bool) -> str:
 # ---- Everything ----
 
 
-def merge(parts: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """The results of all shares as one."""
+def merge(parts: list[dict[str, Any]], seed: Any) -> dict[str, Any]:
+    """The results of all shares, or of several runs, as one."""
     subjects: dict[str, Counter] = {}
     for part in parts:
         for name, counts in part["subjects"].items():
@@ -376,6 +376,28 @@ def merge(parts: list[dict[str, Any]], seed: int) -> dict[str, Any]:
         "subjects": {name: dict(subjects[name]) for name in sorted(subjects)},
         "examples": [example for part in parts for example in part["examples"]],
     }
+
+
+def as_table(summary: dict[str, Any]) -> str:
+    """The results as a table in Markdown, models first, with what the limits are about."""
+    rows = [f"| subject | mutations | {' | '.join(KINDS)} | other predictions |", "| --- |" + " ---: |" * 10]
+    groups: dict[str, Counter] = {"models": Counter(), "data": Counter()}
+    data = ("csv", "jsonl", "pair", "parquet", "pecos", "xmc", "skos", "vocabulary")
+    for name, counts in sorted(summary["subjects"].items(), key=lambda item: (item[0].startswith(data), item[0])):
+        group = groups["data" if name.startswith(data) else "models"]
+        group.update(counts)
+        rows.append(_row(name, counts))
+    rows += [_row(f"**{name}**", counts) for name, counts in (*groups.items(), ("all", summary["total"]))]
+    refused, unnamed = (summary["total"].get(kind, 0) for kind in ("refused", "unnamed"))
+    share = refused / max(refused + unnamed, 1)
+    return "\n".join(
+        [*rows, "", f"{share:.2%} of the refusals name the file. The slowest mutation took {summary['slowest']} s."]
+    )
+
+
+def _row(name: str, counts: dict[str, int]) -> str:
+    cells = [sum(counts.get(kind, 0) for kind in KINDS), *(counts.get(kind, 0) for kind in (*KINDS, "changed"))]
+    return f"| {name} | {' | '.join(map(str, cells))} |"
 
 
 def fuzz(args: argparse.Namespace, root: Path) -> dict[str, Any]:
@@ -433,11 +455,16 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", help="only these models or formats")
     parser.add_argument("--processes", type=int, default=1, help="the outcomes do not depend on it")
     parser.add_argument("--output", type=Path, help="JSON file of the results, written while it runs")
+    parser.add_argument("--table", type=Path, nargs="+", help="print a table of the results of earlier runs instead")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.share is not None:
         run_worker(args)
+        return 0
+    if args.table:
+        parts = [json.loads(path.read_text()) for path in args.table]
+        sys.stdout.write(as_table(merge(parts, [part["seed"] for part in parts])) + "\n")
         return 0
     root = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:

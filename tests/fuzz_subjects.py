@@ -58,6 +58,11 @@ def make_models(folder: Path) -> None:
     for name in ("linear", "xr-transformer"):
         model = XMCForTextClassification.from_pretrained(folder / name)
         model.save_pretrained(folder / f"{name}-sharded", max_shard_size=20_000)
+    model = XMCForTextClassification.from_pretrained(folder / "linear-vocabulary")
+    model.add_labels({"label 60": "topic05 topic06", "label 61": "topic07"}, {"label 60": ["topic05 word01"]})
+    model.remove_labels(["label 17"])
+    model.rename_labels({"label 33": "label 99"})
+    model.save_pretrained(folder / "linear-edited")
     _add_neighbours(XMCForTextClassification.from_pretrained(members[1])).save_pretrained(folder / "neighbours")
 
 

@@ -423,9 +423,10 @@ def test_wrong_edits(call, argument, error, message, model_folder):
     assert model.labels.names == load(model_folder).labels.names and not model.labels.edits
 
 
-def test_models_without_room_for_labels(encoder_model_folder, documents, tmp_path, train):
-    with pytest.raises(ValueError, match="heads"):
-        load(encoder_model_folder).add_labels({"new": "topic01"})
+def test_models_without_room_for_labels(documents, tmp_path, train):
+    alone = train(folder=tmp_path / "heads", method="lightxml").model
+    with pytest.raises(ValueError, match="head"):
+        alone.add_labels({"new": "topic01"})
     knn = train_linear(tmp_path / "knn", documents, method="knn").model
     with pytest.raises(ValueError, match="knn"):
         knn.add_labels({"new": "topic01"})

@@ -200,7 +200,7 @@ def test_search_stays_within_its_arrays(edge, weight_dtype):
     ranker, features = trained(weight_dtype=weight_dtype)
     expected = ranker.predict(features, 7)
     # The weights are not written, either.
-    weights = {name: beside_guard(array, edge, writable=False) for name, array in vars(ranker.weights).items()}
+    weights = {name: beside_guard(array, edge, writable=False) for name, array in ranker.weights.arrays.items()}
     sparse = features.sparse.copy()
     sparse.data, sparse.indices, sparse.indptr = (
         beside_guard(array, edge) for array in (sparse.data, sparse.indices, sparse.indptr)
