@@ -363,7 +363,8 @@ class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCP
             levels (`Sequence[dict]`, *optional*):
                 Inputs of several levels that are trained jointly, see [`LevelHeads.joint_loss`].
             label_input_ids (`torch.Tensor` of shape `(labels, tokens)`, *optional*):
-                Token ids of label texts. The output is then their vectors and those of the documents.
+                Token ids of label texts. The output is then their vectors and those of the documents, and with `level`
+                the `logits`.
             label_attention_mask (`torch.Tensor` of shape `(labels, tokens)`, *optional*):
                 1 for tokens, 0 for padding; all 1 by default.
 
@@ -376,8 +377,12 @@ class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCP
             vectors = self.encode(input_ids, mask)
             if label_input_ids is not None:
                 mask = torch.ones_like(label_input_ids) if label_attention_mask is None else label_attention_mask
-                return XMCOutput(vectors=vectors, label_vectors=self.encode(label_input_ids, mask))
+                output = XMCOutput(vectors=vectors, label_vectors=self.encode(label_input_ids, mask))
             hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
+            if label_input_ids is not None:
+                if level is not None:
+                    output.logits, _ = self.heads.score(hidden, level, nodes)
+                return output
             if levels is not None:
                 assert self.label_tree is not None
                 return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))

@@ -123,12 +123,11 @@ def test_training_moves_documents_to_their_labels(train, tmp_path):
     quality = [entry["eval_nDCG@5"] for entry in trainer.state.log_history if "eval_nDCG@5" in entry]
     assert max(quality[1:6]) > quality[0] + 0.1
     assert {"heads", "text_vector"} < set(trainer.model.scorer.parts)
-    # The heads are made of the vectors of the tuned encoder, and are not trained further.
     heads = evaluate_model(trainer.model, make_documents(200, seed=3), ks=(5,), predict_with="heads")
     assert heads.compute()["nDCG@5"] > 0.3
     assert_predicts_as_saved(trainer, tmp_path, ["all", "text_vector"])
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == 6 and "head_learning_rate" not in losses[0]
+    assert len(losses) == 6 and "head_learning_rate" in losses[0]
 
 
 def test_each_pass_draws_other_positives(train):
@@ -211,8 +210,11 @@ def test_the_best_model_is_kept(train, tmp_path):
     stopping = EarlyStoppingCallback(1)
     trainer = train(callbacks=[stopping], **{**OPTIONS, "level_steps": [10]}, **options)
     assert trainer.state.global_step == 4 and trainer.state.best_global_step == 2
-    final = tensors_of(tmp_path)  # with heads, which the checkpoint has not
-    assert all(torch.equal(final[name], tensor) for name, tensor in tensors_of(tmp_path / "checkpoint-2").items())
+    final, best = tensors_of(tmp_path), tensors_of(tmp_path / "checkpoint-2")
+    assert all(torch.equal(final[name], tensor) for name, tensor in best.items() if not name.startswith("heads."))
+    head = f"heads.{len(trainer.model.heads) - 1}.weight"
+    scales = final[head] / best[head]
+    assert torch.allclose(scales, scales[:1, :1]) and scales[0, 0] > 0  # calibrated, not trained further
 
 
 # ---- Time budget ----

@@ -1,4 +1,4 @@
-"""Fine-tuning of the encoder on pairs of a document and the text of one of its labels."""
+"""Fine-tuning of the encoder on pairs of a document and the text of one of its labels, with a head of the labels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from torch.nn import functional
 from ..evaluation import XMCMetrics
 from ..inference.predict import evaluate_model
 from ..label_vectors import LabelVectors
+from ..modeling_heads import SPARSE_ROWS, LevelHead
 from ..modeling_xmc import XMCForTextClassification
 from ..output import XMCOutput
 from ..text_encoder import pad_batch
 from .context import RunContext
+from .head_prior import fit_line, sample_rows
 from .levels import Levels
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,8 @@ class LabelTexts(Levels):
     Fine-tuning of the encoder on the texts of the labels, in place of the levels of the tree.
 
     The encoder reads documents and label texts. A document and one of its labels form a pair, whose cosine competes
-    with those of the document and the other labels of the batch, see [`decoupled_softmax`].
+    with those of the document and the other labels of the batch, see [`decoupled_softmax`]. A head of the labels is
+    trained in the same steps by the same loss. It starts from the vectors of the labels, and reads no texts.
 
     Args:
         context ([`RunContext`]): The training after the stages of `PREPARATION`.
@@ -61,7 +64,14 @@ class LabelTexts(Levels):
         self.tokens = [windows[0] for windows in model.tokenize(texts)]
         frequency = np.maximum(np.bincount(targets.indices, minlength=len(texts)), 1)
         self._weights = has_text * frequency.astype(np.float64) ** FREQUENCY_POWER
-        return [[]]  # one group, without heads
+        if self._has_heads():
+            super()._choose_groups()
+        return [[]]  # one group, without level data
+
+    def _has_heads(self) -> bool:
+        args, tree = self.context.args, self.context.model.label_tree
+        assert tree is not None
+        return args.predict_with == "all" and self.arguments.bootstrap and tree.num_labels <= self.arguments.max_nodes
 
     @property
     def level(self) -> int:
@@ -70,30 +80,60 @@ class LabelTexts(Levels):
         return self.context.model.label_tree.depth
 
     @property
+    def _trained_head(self) -> LevelHead | None:
+        """The head that is trained with the encoder."""
+        return self.context.model.head(self.level) if self.level in self.levels else None  # type: ignore[return-value]
+
+    @property
     def name(self) -> str:
         """Name for the progress bar and messages."""
         return "label texts"
 
+    def begin_group(self, index: int) -> None:
+        """Initialises the head with the vectors of the labels."""
+        super().begin_group(index)
+        head = self._trained_head
+        if head is not None and self.schedule.limit:
+            rows = self._prior(self.level, self.context.vectors()).rows
+            with torch.no_grad():
+                head.weight.copy_(torch.from_numpy(rows / TEMPERATURE))
+                head.bias.zero_()
+
     def complete(self) -> None:
-        """Ends fine-tuning, then adds heads that stay as they start: they are a further part for the last scorer."""
+        """Ends fine-tuning; the heads that were not trained are initialised: further parts for the last scorer."""
         super().complete()
-        args, tree = self.context.args, self.context.model.label_tree
-        assert tree is not None
-        if args.predict_with == "all" and self.arguments.bootstrap and tree.num_labels <= self.arguments.max_nodes:
-            super()._choose_groups()
-            for index in range(len(self.levels)):
+        for index, level in enumerate(self.levels):
+            head = self._trained_head
+            if level == self.level and head is not None and self.schedule.limit:
+                self._calibrate(head)
+                self.context.model.config.trained_levels = index + 1
+            else:
                 self._begin_level(index)
+
+    def _calibrate(self, head: LevelHead) -> None:
+        """Scales the logits of a head, which are trained by their differences only, to those of probabilities."""
+        context, loss = self.context, self.context.model.config.head_loss
+        chosen = sample_rows(len(context.dataset), head.num_nodes, context.args.seed)
+        with torch.no_grad():
+            vectors = torch.from_numpy(context.vectors()[chosen]).to(head.weight.device)
+            logits = head(vectors).double().cpu().numpy()
+            signs = np.where(self.counts[self.level - 1][chosen].toarray() > 0, 1.0, -1.0)
+            scale, bias = fit_line(logits.ravel(), signs.ravel(), 1.0, loss)
+            head.weight.mul_(scale)
+            head.bias.mul_(scale).add_(bias)
 
     def collator(self, pass_number: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
         """Returns what makes the batches of a pass; each pass draws other positives."""
         args = self.context.args
         seed = args.seed if args.data_seed is None else args.data_seed
         drawn = draw_positives(self.context.targets, self._weights, np.random.default_rng([seed, pass_number]))
-        return LabelTextCollator(self.padding, self.tokens, drawn)
+        counts = self.counts[self.level - 1] if self.level in self.levels else None
+        return LabelTextCollator(self.padding, self.tokens, drawn, self.level, counts)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any]) -> XMCOutput:
         """Computes the loss of a batch, whose labels are those of all processes."""
         rows, labels, drawn = (inputs.pop(name) for name in ("documents", "labels_read", "drawn"))
+        true = inputs.pop("true_nodes", None)
         output = model(**inputs)
         processes = self.context.runtime.cache.processes
         rows, labels, drawn = (processes.gather_rows(own).cpu().numpy() for own in (rows, labels, drawn))
@@ -102,6 +142,8 @@ class LabelTexts(Levels):
         # Every process has the loss of all documents, but only the gradients of its own vectors, of which the mean is
         # taken.
         output.loss = loss + (processes.count - 1) * (loss - loss.detach())
+        if true is not None:
+            output.loss = output.loss + decoupled_softmax(output.logits.float(), true, true)
         return output
 
     def evaluate(
@@ -126,10 +168,19 @@ class LabelTextCollator:
         padding (`int`): Id of the padding token.
         tokens (`Sequence[Sequence[int]]`): Tokens of each label text.
         drawn (`np.ndarray`): The label drawn for each document, -1 for none.
+        level (`int`): Level of the labels in the tree.
+        counts (`csr_matrix`, *optional*): True nodes of the documents, `(documents, nodes)`, if labels have a head.
     """
 
-    def __init__(self, padding: int, tokens: Sequence[Sequence[int]], drawn: np.ndarray) -> None:
-        self.padding, self.tokens, self.drawn = padding, tokens, drawn
+    def __init__(
+        self,
+        padding: int,
+        tokens: Sequence[Sequence[int]],
+        drawn: np.ndarray,
+        level: int = 0,
+        counts: csr_matrix | None = None,
+    ) -> None:
+        self.padding, self.tokens, self.drawn, self.level, self.counts = padding, tokens, drawn, level, counts
 
     def __call__(self, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows = np.array([document["document"] for document in documents])
@@ -147,7 +198,19 @@ class LabelTextCollator:
             "documents": torch.from_numpy(rows),
             "labels_read": torch.from_numpy(labels),
             "drawn": torch.from_numpy(drawn),
+            **self._head_inputs(rows),
         }
+
+    def _head_inputs(self, rows: np.ndarray) -> dict[str, Any]:
+        """The nodes that the head scores, and which are true: all nodes or, if there are many, those of the batch."""
+        if self.counts is None:
+            return {}
+        true = self.counts[rows]
+        inputs: dict[str, Any] = {"level": self.level}
+        if true.shape[1] > SPARSE_ROWS:
+            nodes = np.unique(true.indices)
+            true, inputs["nodes"] = true[:, nodes], torch.from_numpy(nodes.astype(np.int64))
+        return {**inputs, "true_nodes": torch.from_numpy(true.toarray() > 0)}
 
 
 def draw_positives(targets: csr_matrix, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:

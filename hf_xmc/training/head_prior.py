@@ -10,7 +10,7 @@ from scipy.special import expit
 from ..label_tree import LabelTree
 from .level_data import LevelData
 
-# Bounds of what the scale is fitted on.
+# Bounds of what a scale is fitted on.
 _MAX_DOCUMENTS, _MAX_SCORES = 2048, 1 << 23
 
 
@@ -72,8 +72,7 @@ class NodeVectors:
         Returns:
             `tuple[float, float]`: scale, not negative, and bias.
         """
-        size = max(1, min(len(self.vectors), _MAX_DOCUMENTS, _MAX_SCORES // len(self.rows)))
-        chosen = np.sort(np.random.default_rng(seed).choice(len(self.vectors), size, replace=False))
+        chosen = sample_rows(len(self.vectors), len(self.rows), seed)
         cosines = self.vectors[chosen] @ self.rows.T
         counts = data.counts[chosen]
         row, node = counts.nonzero()
@@ -84,10 +83,28 @@ class NodeVectors:
         if data.shortlist is not None:
             parents = np.repeat(np.arange(len(data.offsets) - 1), np.diff(data.offsets))
             shown = np.asarray(data.shortlist[chosen].todense())[:, parents] > 0
-        return _fit_line(cosines[shown].astype(np.float64), signs[shown], data.negative_weight, loss)
+        return fit_line(cosines[shown].astype(np.float64), signs[shown], data.negative_weight, loss)
 
 
-def _fit_line(cosines: np.ndarray, signs: np.ndarray, negative_weight: float, loss: str) -> tuple[float, float]:
+def sample_rows(count: int, num_nodes: int, seed: int) -> np.ndarray:
+    """Draws rows of documents whose scores of all nodes fit into memory, in order."""
+    size = max(1, min(count, _MAX_DOCUMENTS, _MAX_SCORES // num_nodes))
+    return np.sort(np.random.default_rng(seed).choice(count, size, replace=False))
+
+
+def fit_line(cosines: np.ndarray, signs: np.ndarray, negative_weight: float, loss: str) -> tuple[float, float]:
+    """
+    Fits `scale * cosine + bias` to signs by the loss of a head.
+
+    Args:
+        cosines (`np.ndarray`): Cosines, or other scores.
+        signs (`np.ndarray`): 1 where a node is true for the document, else -1.
+        negative_weight (`float`): Weight of those that are false.
+        loss (`str`): Loss of the head.
+
+    Returns:
+        `tuple[float, float]`: scale, not negative, and bias.
+    """
     weights = np.where(signs > 0, 1.0, negative_weight)
 
     def value(line: np.ndarray) -> tuple[float, np.ndarray]:

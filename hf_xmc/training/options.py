@@ -300,8 +300,8 @@ class EncoderArguments(Part):
     pooling_layers: int = option(1, "Number of last layers whose pooled states are concatenated.", least=1)
     attn_implementation: str | None = option(
         None,
-        "Attention: sdpa, eager, flash_attention_2 or another one of transformers. In bfloat16 on a CPU `eager` is "
-        "the fastest.",
+        "Attention: sdpa, eager, flash_attention_2 or another one of transformers. By default that of the encoder, "
+        "or, while training in bfloat16 on a CPU, `eager`, the fastest there.",
     )
     dropout: float = option(
         0.0, "Dropout of the encoder during fine-tuning. Steps are faster without it.", least=0, below=1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
 from transformers.trainer_utils import number_of_arguments
@@ -100,6 +102,21 @@ def check_parallelism(trainer: Any) -> None:
                 "`encoder_lora_rank` does not work with FSDP: every process needs the whole encoder between the "
                 "levels. Launch with DDP (`distributed_type: MULTI_GPU`)."
             )
+
+
+@contextmanager
+def training_precision(trainer: Any) -> Iterator[None]:
+    """Lets all stages of a training run the encoder as its steps do, and then as a loaded model does."""
+    args, encoder = trainer.args, trainer.model.encoder
+    attention = encoder.config._attn_implementation
+    trainer.model.autocast_dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    if args.bf16 and args.use_cpu and args.encoder_attn_implementation is None:
+        encoder.set_attn_implementation("eager")  # the fastest there
+    try:
+        yield
+    finally:
+        trainer.model.autocast_dtype = None
+        trainer.model.encoder.set_attn_implementation(attention)
 
 
 def check_can_train(

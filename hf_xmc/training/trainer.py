@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from transformers import (
     EvalPrediction,
@@ -55,6 +54,7 @@ from .setup import (
     make_model,
     padded_labels,
     remaining_mapping,
+    training_precision,
 )
 from .stages import COMPLETION, LINEAR_STAGES, PREPARATION
 
@@ -268,7 +268,8 @@ class XMCTrainer(LevelTrainer):
         needed = self.model, self.args, dataset, self.runtime, timer
         context = RunContext(*needed, self.label_texts, validation, self.scorer, self.labels_seen_only)
         if has_steps:
-            output = self._train_encoder(context, checkpoint, trial)
+            with training_precision(self):
+                output = self._train_encoder(context, checkpoint, trial)
         else:
             output = self._run_without_steps(partial(self._run_stages, context))
         self.recorder.record.label_texts = list(context.text_uses)
@@ -298,7 +299,6 @@ class XMCTrainer(LevelTrainer):
         if self.is_fsdp_enabled and checkpoint is None:
             # The base class leaves this to FSDP, which starts later and ignores heads.
             self._move_model_to_device(self.model, self.args.device)
-        self.model.autocast_dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         for stage in PREPARATION:
             stage(context)
         self._levels = levels = make_levels(context.for_tuning())
@@ -330,8 +330,6 @@ class XMCTrainer(LevelTrainer):
             for name, value in before.items():
                 setattr(self.args, name, value)
             self._levels = None
-            # From now on the model predicts as it will after loading: not in mixed precision.
-            self.model.autocast_dtype = None
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
 
     def _run_without_steps(self, run: Callable[[], None]) -> TrainOutput:
