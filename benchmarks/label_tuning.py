@@ -2,11 +2,12 @@
 Fine-tuning on label texts: variants that the package has and has not, compared on the sample's validation documents.
 
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE
-    python -m benchmarks.label_tuning --encoder FOLDER --minutes 4 --negatives cached
+    python -m benchmarks.label_tuning --encoder FOLDER --passes 3 --batch_size 256 --learning_rate 2e-4 --head 1e-3
 
 Prints one line of JSON: nDCG@5 of the cosine with the label's text, with the centroid of its documents and with both,
-of the votes of the 32 nearest training documents, and of a logistic regression on all three (fitted on one half of the
-documents, measured on the other, both ways). The time is CPU time of two threads, so that other programs matter less.
+of the votes of the 32 nearest training documents, of the head, and of a logistic regression on all of them (fitted on
+one half of the documents, measured on the other, both ways). `--minutes` is CPU time of two threads, so that other
+programs matter less.
 """
 
 from __future__ import annotations
@@ -36,27 +37,38 @@ NEIGHBOURS, CANDIDATES, NEAREST_LABELS, WARMUP = 32, 30, 30, 0.1
 class Trial:
     """The sample, its tokens and an encoder."""
 
-    def __init__(self, encoder: str) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         data = load_sample()
         train, validation = data["train"], data["validation"]
         self.labels = Labels.from_dataset(train)
         self.targets = self.labels.encode(train)
         self.truth = self.labels.encode(validation, keep_unseen=True)
-        self.model = XMCForTextClassification.from_encoder(encoder, dropout=0.0, max_length=48)
+        self.model = XMCForTextClassification.from_encoder(
+            args.encoder, dropout=args.dropout, max_length=48, attn_implementation="eager"
+        )
+        self.model.autocast_dtype = torch.bfloat16 if args.bf16 else None
+        self.head: torch.nn.Parameter | None = None
         self.documents, self.held_out, self.texts = (
             self.model.tokenize(texts) for texts in (train["text"][:], validation["text"][:], self.labels.names)
         )
 
     def encode(self, tokens: list[Any], chosen: np.ndarray) -> torch.Tensor:
         """Vectors with gradients."""
-        return self.model.encode(*pad_batch([tokens[i][0] for i in chosen], 0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.model.autocast_dtype is not None):
+            return self.model.encode(*pad_batch([tokens[i][0] for i in chosen], 0))
 
     def tune(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Fine-tunes for some minutes; returns how much was done."""
+        """Fine-tunes for some minutes or passes; returns how much was done."""
         torch.manual_seed(args.seed)
         rng = np.random.default_rng(args.seed)
         parameters = list(self.model.encoder.parameters())  # type: ignore[union-attr]
-        optimizer = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=0.0, fused=True)
+        groups: list[dict[str, Any]] = [{"params": parameters, "highest": args.learning_rate}]
+        if args.head:
+            vectors, texts = (self.model.embed(tokens, 64) for tokens in (self.documents, self.texts))
+            rows = normalised(texts + normalised(self.targets.T @ vectors))
+            self.head = torch.nn.Parameter(torch.from_numpy(rows.astype(np.float32)))
+            groups.append({"params": [self.head], "highest": args.head})
+        optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, weight_decay=0.0, fused=True)
         weights = self.labels.counts.astype(float) ** FREQUENCY_POWER
         lengths = [len(windows[0]) for windows in self.documents]
         self.model.train()
@@ -71,11 +83,13 @@ class Trial:
             )
             number += 1
             for first in range(0, len(order), args.batch_size):
-                part = (time.process_time() - start) / (120 * args.minutes)
+                part = (time.process_time() - start) / (120 * args.minutes) if args.minutes else 0.0
+                part = max(part, seen / (args.passes * len(order)) if args.passes else 0.0)
                 if part >= 1:
                     break
                 rate = min((part + 0.01) / WARMUP, (1 - part) / (1 - WARMUP), 1)
-                optimizer.param_groups[0]["lr"] = args.learning_rate * rate
+                for group in optimizer.param_groups:
+                    group["lr"] = group["highest"] * rate
                 rows = np.array(order[first : first + args.batch_size])
                 optimizer.zero_grad()
                 self._loss(rows, drawn[rows], all_vectors, args, rng).backward()
@@ -105,7 +119,13 @@ class Trial:
             labels = np.concatenate([labels, rest])
         true = torch.from_numpy(self.targets[rows][:, labels].toarray() > 0)
         positives = true if args.positives == "all" else torch.from_numpy(drawn[:, None] == labels)
-        return decoupled_softmax(scores / TEMPERATURE, positives, true)
+        loss = decoupled_softmax(scores / TEMPERATURE, positives, true)
+        if self.head is None:
+            return loss
+        true = torch.from_numpy(self.targets[rows].toarray() > 0)
+        hidden = torch.nn.functional.dropout(vectors, args.head_dropout)
+        logits = hidden @ torch.nn.functional.normalize(self.head).T / TEMPERATURE
+        return loss + decoupled_softmax(logits, true, true)
 
     def measure(self) -> dict[str, float]:
         """nDCG@5 in percent of each way to score labels."""
@@ -123,6 +143,8 @@ class Trial:
             "centroid": vectors @ centroids.T,
             "knn": (csr_matrix((votes.ravel(), nearest.ravel(), offsets)) @ self.targets).toarray(),
         }
+        if self.head is not None:
+            scores["head"] = vectors @ normalised(self.head.detach().numpy()).T
         fused = self._fuse(list(scores.values()))
         scores["text+centroid"] = vectors @ normalised(texts + centroids).T
         return {name: self._ndcg(array) for name, array in {**scores, "fused": fused}.items()}
@@ -160,15 +182,20 @@ def main() -> None:
     """Runs the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", required=True)
-    parser.add_argument("--minutes", type=float, default=4, help="0 measures the encoder as it is")
+    parser.add_argument("--minutes", type=float, default=0)
+    parser.add_argument("--passes", type=float, default=0, help="without minutes: 0 measures the encoder as it is")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--head", type=float, default=0.0, help="learning rate of a head; 0 for none")
+    parser.add_argument("--head_dropout", type=float, default=0.0)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
     parser.add_argument("--negatives", choices=("batch", "nearest", "cached"), default="batch")
     parser.add_argument("--positives", choices=("one", "all"), default="one")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    trial = Trial(args.encoder)
-    done = trial.tune(args) if args.minutes else {}
+    trial = Trial(args)
+    done = trial.tune(args) if args.minutes or args.passes else {}
     sys.stdout.write(json.dumps({**vars(args), **done, **trial.measure()}) + "\n")
 
 

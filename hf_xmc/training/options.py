@@ -347,7 +347,7 @@ class LevelArguments(Part):
     objective: str = option(
         "heads",
         "What the encoder is trained for. `heads`: classifiers of the levels; `label_texts`: document vectors "
-        "that are close to the vectors of the texts, or names, of their labels; heads only start at the end.",
+        "that are close to the vectors of the texts, or names, of their labels, and a head of the labels.",
         choices=LEVEL_OBJECTIVES,
     )
     indices: int | list[int] | None = option(
