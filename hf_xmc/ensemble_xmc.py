@@ -37,12 +37,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class MemberFeatures:
-    """
-    The features of documents for each model of an ensemble.
-
-    Args:
-        members (`Sequence[Features]`): Features for each model.
-    """
+    """The features of documents for each model of an ensemble."""
 
     members: Sequence[Features]
 
@@ -312,12 +307,7 @@ def combine_members(
     """
     Returns the best labels by the weighted mean over several models; ties are broken by label id.
 
-    Args:
-        scores (`torch.Tensor` of shape `(models, batch, labels)`): Scores, best first.
-        indices (`torch.Tensor` of shape `(models, batch, labels)`): Label ids, padded with -1.
-        weights (`Sequence[float]`): Weight of each model.
-        combine (`str`): `"scores"` or `"ranks"`.
-        top_k (`int`): Number of labels per document.
+    `scores` (best first) and `indices` (padded with -1) have the shape `(models, batch, labels)`.
     """
     places = torch.arange(1, scores.shape[2] + 1, device=scores.device)
     values = scores if combine == "scores" else (1 / places).expand_as(scores)

@@ -186,17 +186,8 @@ class KNNVectors:
     """
     Votes of the training documents with the most similar vectors of the encoder.
 
-    The weight of a vote is `exp(cosine / temperature)`. The score of a label is its share of all votes.
-
-    Args:
-        vectors (`np.ndarray`):
-            Vectors of unit length of the training documents, float16 `(documents, dimensions)`.
-        label_begin (`np.ndarray`):
-            First entry of each document's labels, int64 (documents + 1).
-        labels (`np.ndarray`):
-            The labels, int32.
-        num_labels (`int`):
-            Number of labels.
+    The weight of a vote is `exp(cosine / temperature)`. The score of a label is its share of all votes. `vectors` are
+    float16 of unit length, `(documents, dimensions)`; `label_begin` and `labels` are as in [`KNNIndex`].
     """
 
     count = 32

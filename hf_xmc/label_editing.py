@@ -38,13 +38,9 @@ _LISTED = 5
 
 class _Documents(NamedTuple):
     """
-    What is known about new labels: their texts, followed by their examples.
+    What is known about new labels: their texts (the first `num_texts`), followed by their examples.
 
-    Args:
-        features: Features of all of them, of unit length.
-        labels: The new label of each, counted from 0.
-        num_texts: Number of texts.
-        num_labels: Number of new labels.
+    `features` are of unit length, `labels` are counted from 0.
     """
 
     features: Features

@@ -36,8 +36,7 @@ class NewLabels:
         clusters (`np.ndarray`): The cluster of each label: its parent, a node of the level above the labels.
         documents ([`Features`]): Documents, in the features of the ranker.
         targets (`csr_matrix`): `(documents, new labels)`, ones for the labels of each document.
-        vectors (`np.ndarray`, *optional*):
-            Dense features of the documents of each old label, `(labels, dimensions)` of unit length.
+        vectors (`np.ndarray`, *optional*): Unit vectors of the documents of each old label, `(labels, dimensions)`.
         dense_norm (`float`, *optional*, defaults to 1.0): Norm of the dense features of a document.
     """
 
@@ -50,18 +49,13 @@ class NewLabels:
 
 def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> LinearRanker:
     """
-    Returns a ranker with further labels.
+    Returns a ranker with further labels; `tree` is its tree with these labels.
 
     The classifier of a new label is trained on its documents. Negatives are the documents of other new labels of the
     cluster and a stand-in for each old one, see [`documents_of_classifiers`].
 
     The new labels of a cluster are blocks of their own: with another feature in a block, the sums of the other
     classifiers there would be rounded differently.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        tree ([`LabelTree`]): Its tree with the new labels.
-        new ([`NewLabels`]): The new labels.
     """
     old, width = ranker.weights, ranker.num_dense + 1
     clusters, counts = np.unique(new.clusters, return_counts=True)
@@ -87,15 +81,10 @@ def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> Linear
 
 def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) -> LinearRanker:
     """
-    Returns a ranker for the nodes that are left.
+    Returns a ranker for the nodes that are left, marked as by [`LabelTree.without_labels`], which also gives the tree.
 
     Records stay even if all their weights are gone: without them, the sums of the other classifiers of the block would
     be rounded differently.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        tree ([`LabelTree`]): Its tree without the other nodes, see [`LabelTree.without_labels`].
-        is_left (`np.ndarray`): Marks the nodes, numbered level by level from the root.
     """
     old, width = ranker.weights, ranker.num_dense + 1
     first, begin = ranker.block_child[0], ranker.block_child
@@ -126,19 +115,12 @@ def documents_of_classifiers(
     ranker: LinearRanker, clusters: np.ndarray, vectors: np.ndarray | None = None
 ) -> tuple[Features, np.ndarray]:
     """
-    Returns a document for each label of some clusters, made of the positive weights of its classifier.
+    Returns a document for each label of some clusters, made of the positive weights of its classifier, and its
+    cluster.
 
-    It stands for the documents of the label, of which a ranker keeps nothing else.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        clusters (`np.ndarray`): Nodes of the level above the labels, ascending.
-        vectors (`np.ndarray`, *optional*):
-            Dense part of the document of each label. By default all dense weights of its classifier: a poor choice,
-            as it lacks what all documents have in common.
-
-    Returns:
-        `tuple[Features, np.ndarray]`: the documents, of unit length, and the cluster of each.
+    It stands for the documents of the label, of which a ranker keeps nothing else, and has unit length. The clusters
+    ascend. `vectors` are the dense parts of the documents of each label. By default they are all dense weights of its
+    classifier: a poor choice, as it lacks what all documents have in common.
     """
     tree, weights, width = ranker.tree, ranker.weights, ranker.num_dense + 1
     first, offsets = first_node(tree, tree.depth), tree.child_offsets[-1]

@@ -18,13 +18,8 @@ _ROWS_PER_TABLE = 1000
 
 def read_excel(path: Path, split: str, sheet: str | None = None, cache_dir: str | None = None) -> Dataset:
     """
-    Reads a sheet of an Excel file. Its first row with values has the names of the columns.
-
-    Args:
-        path (`Path`): The file, `.xlsx`.
-        split (`str`): Name of the split.
-        sheet (`str`, *optional*): Name of the sheet; required if several have rows.
-        cache_dir (`str`, *optional*): Folder of the Arrow file; by default the cache of `datasets`.
+    Reads a sheet of an Excel file, which must be named if several have rows. The first row with values names the
+    columns.
     """
     with _Workbook(path) as workbook:
         sheets = [name for name in workbook.sheetnames if next(_rows(workbook[name]), None) is not None]

@@ -140,12 +140,9 @@ def _label_lists(offsets: np.ndarray, ids: np.ndarray, values: np.ndarray, names
 
 class CsrStream:
     """
-    A sparse matrix in an npz file, read row block after row block in one pass.
+    A sparse matrix in an npz file of scipy or PECOS, read row block after row block in one pass.
 
     Files in column order (csc) or another of scipy's formats cannot be read in this way and are loaded whole.
-
-    Args:
-        path (`str`): File written by `scipy.sparse.save_npz` or by PECOS, compressed or not.
     """
 
     def __init__(self, path: str):

@@ -97,19 +97,10 @@ def vocabulary_beside(
     language: str | Sequence[str] | None = None,
 ) -> LabelVocabulary | Literal[False] | None:
     """
-    Returns the vocabulary for a training.
+    Returns the vocabulary for a training; `None` if there is none, `False` if none is wanted, not even names.
 
-    Args:
-        data (`str`, *optional*):
-            Folder, file or Hub id of the documents.
-        label_texts (`bool`, `str`, `os.PathLike` or `Mapping`, *optional*):
-            What [`load_vocabulary`] loads; `True` for the vocabulary beside the data, `None` for the same if the
-            folder has any, `False` for none.
-        language (`str` or `Sequence[str]`, *optional*):
-            See [`load_vocabulary`].
-
-    Returns:
-        [`LabelVocabulary`]; `None` if there is none; `False` if none is wanted, not even names that are words.
+    `label_texts` is what [`load_vocabulary`] loads; `True` stands for the vocabulary beside the data, `None` for the
+    same if the folder has any, `False` for none.
     """
     if label_texts is False:
         return False
@@ -134,10 +125,6 @@ def load_label_texts(path: str | os.PathLike) -> dict[str, str]:
 def load_label_list(path: str | os.PathLike, *columns: str) -> list[list[str]]:
     """
     Loads columns of labels, the first one `label`, from a table; or, if it is the only one, the lines of a text file.
-
-    Args:
-        path (`str` or `os.PathLike`): A table (parquet, jsonl, json, csv, tsv, xlsx), or a file `.txt`.
-        columns (`str`): Names of further columns.
     """
     path = Path(path).expanduser()
     if not path.is_file():

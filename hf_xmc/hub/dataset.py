@@ -31,16 +31,8 @@ def push_dataset(
     """
     Uploads a dataset with `DatasetDict.push_to_hub`, then its labels (with counts and texts) and a card.
 
-    `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` load it.
-
-    Args:
-        splits (`Mapping[str, datasets.Dataset]`): Documents by split, in the columns of [`prepare_dataset`].
-        destination ([`Destination`]): Target.
-        label_texts (`Mapping`, *optional*): Names or entries of the labels, see [`LabelVocabulary`].
-        options ([`CardOptions`], *optional*): Licence, language and tags of the card.
-
-    Returns:
-        `CommitInfo`: the last commit.
+    `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` load it. The splits have the columns of
+    [`prepare_dataset`], `label_texts` are what [`LabelVocabulary`] takes. Returns the last commit.
     """
     labels = _label_table(splits, label_texts or {})
     repo_id = create_repo(destination)

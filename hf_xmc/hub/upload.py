@@ -174,14 +174,7 @@ def _link(source: Path, target: Path, *, hard: bool = False) -> None:
 
 def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[str]:
     """
-    Copies a saved model and the code that loads it into a new folder.
-
-    Args:
-        folder (`str` or `os.PathLike`): Folder of a saved model.
-        output (`str` or `os.PathLike`): Folder to create; an existing one must be empty.
-
-    Returns:
-        `list[str]`: the files of the copy.
+    Copies a saved model and the code that loads it into a new or empty folder, and returns the names of the files.
     """
     output = Path(output)
     check_saved_model(folder)
@@ -203,19 +196,11 @@ def push_folder(
     source: str | None = None,
 ) -> Any:
     """
-    Uploads the folder of a saved model.
+    Uploads the folder of a saved model; returns the commit, or a `Future` of it.
 
-    Files that the repository already has are not sent again, nor are large files of an interrupted upload: calling
-    it again completes the upload. Parts of an earlier model that this one lacks are deleted from the repository.
-
-    Args:
-        folder (`str` or `os.PathLike`): Folder of a model. It is not changed.
-        destination ([`Destination`]): Target.
-        self_contained (`bool`, *optional*, defaults to `True`): Whether to upload the code that loads the model.
-        source (`str`, *optional*): Name of the folder in messages.
-
-    Returns:
-        `CommitInfo`: the commit, or a `Future` of it.
+    Files that the repository already has are not sent again, nor are large files of an interrupted upload: calling it
+    again completes the upload. Parts of an earlier model that this one lacks are deleted from the repository. `source`
+    is the name of the folder in messages.
     """
     check_saved_model(folder)
 
@@ -316,12 +301,8 @@ def upload(
     """
     Uploads a folder with `HfApi.upload_folder`: one commit, except for folders of several hundred files.
 
-    Args:
-        folder (`str`, `os.PathLike` or `Callable[[str], None]`): The folder, or a function that fills one.
-        destination ([`Destination`]): Target.
-        source (`str`): Name of the folder in messages.
-        delete_patterns (`list[str]`, *optional*): Files to delete from the repository if the folder lacks them.
-        path_in_repo (`str`, *optional*): Folder of the repository; its root by default.
+    `folder` may be a function that fills a folder. `source` is its name in messages. Files of the repository that
+    match `delete_patterns` and that the folder lacks are deleted.
     """
     api = HfApi(token=destination.token)
     revision = destination.revision

@@ -84,13 +84,8 @@ class PredictionArguments:
 @dataclass(frozen=True)
 class PredictionJob:
     """
-    Result of [`predict_corpus`].
-
-    Args:
-        files (`list[Path]`): Files of the predictions, in the order of the documents.
-        documents (`int`): Number of documents.
-        parts (`int`): Number of parts.
-        resumed (`int`): Number of parts that an earlier run had finished.
+    Result of [`predict_corpus`]: its files in the order of the documents, and how many parts an earlier run had
+    finished.
     """
 
     files: list[Path]

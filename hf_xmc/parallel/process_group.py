@@ -22,12 +22,9 @@ _LOST = ("connection closed", "connection reset", "connection refused", "broken 
 
 class ProcessGroup:
     """
-    A thin layer over [`~accelerate.PartialState`]. Without arguments, a single process.
+    A thin layer over [`~accelerate.PartialState`], see [`~ProcessGroup.current`]. Without it, a single process.
 
     Barriers and collectives of Python objects use a gloo group, so that they work beside NCCL as well.
-
-    Args:
-        state ([`~accelerate.PartialState`], *optional*): Processes started together. See [`~ProcessGroup.current`].
     """
 
     def __init__(self, state: Any = None) -> None:

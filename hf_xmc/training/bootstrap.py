@@ -205,12 +205,11 @@ def bootstrap_head(
 
 def principal_components(vectors: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """
-    Principal components of document vectors, computed on a sample where there are many.
+    Returns the principal components `(count, dimensions)` of document vectors, and their projected mean.
 
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: the projection `(count, dimensions)` and the projected mean. The projection is
-        scaled so that centred vectors have length 1 on average; otherwise vectors that all point the same way would
-        need large classifier weights, which regularisation prevents.
+    They are computed on a sample where there are many documents, and scaled so that centred vectors have length 1 on
+    average; otherwise vectors that all point the same way would need large classifier weights, which regularisation
+    prevents.
     """
     if len(vectors) > PRINCIPAL_DOCUMENTS:
         chosen = np.random.default_rng(seed).choice(len(vectors), PRINCIPAL_DOCUMENTS, replace=False)

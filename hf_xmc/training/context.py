@@ -109,8 +109,7 @@ class RunContext:
         """
         Returns TF-IDF and vectors of the label texts, a zero row for a label without text; `None` without texts.
 
-        Args:
-            use (`str`): The part of the model that uses them, for the log.
+        `use` is the part of the model that uses them, for the log.
         """
         model, args = self.model, self.args
         texts = self.readable_texts()

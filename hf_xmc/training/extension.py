@@ -165,11 +165,9 @@ def check_extension(model: Any, previous: Any) -> None:
 
 def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingArguments:
     """
-    Returns the options with which a model was trained; raises if others are set explicitly.
+    Returns the options with which the model in a folder was trained; raises if `args` sets others explicitly.
 
-    Args:
-        args ([`XMCTrainingArguments`]): Options of the new training: folders, devices, logging.
-        folder (`str`): Folder or Hub id of the trained model.
+    Folders, devices and logging are those of `args`.
     """
     path = resolve_file(folder, TRAINING_ARGS_FILE, required=False) if folder else None
     if path is None:

@@ -49,13 +49,9 @@ COPIED_NONZEROS = 1 << 20
 @dataclass(frozen=True)
 class KeptRanker:
     """
-    A trained ranker, some labels of which are to be trained again.
+    A trained ranker, some labels of which (`changed`) are to be trained again.
 
     The labels of a block share their features: all of them are trained again, or none. Inner nodes always are.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        changed (`np.ndarray`): Whether each label is to be trained again.
     """
 
     ranker: LinearRanker
@@ -193,22 +189,14 @@ def train_classifiers(
     initial: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Trains the classifiers of one level on dense features.
+    Trains the classifiers of one level on the dense features of documents.
 
-    Args:
-        features ([`Features`]): Training documents; a dense part only.
-        targets (`csr_matrix`): `(documents, nodes)` true nodes with the number of true labels below each.
-        offsets (`np.ndarray`): First child of each parent node, and the number of nodes.
-        shortlist ([`Shortlist`]): Documents that train the children of each parent node.
-        arguments ([`RankerArguments`]): Options.
-        stage (`str`): Name of the stage for progress and cache.
-        runtime ([`Runtime`], *optional*): Threads, progress and cache.
-        initial (`np.ndarray`, *optional*):
-            Weights that each node is drawn to, float32 `(nodes, dimensions + 1)` with the bias last; 0 by default.
+    `targets` are `(documents, nodes)`, with the number of true labels below each node. `offsets` has the first child
+    of each parent node, and the number of nodes; `shortlist` the documents that train the children of each. `initial`,
+    float32 `(nodes, dimensions + 1)`, has weights that each node is drawn to; 0 by default.
 
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: the blocks as (parent, first child, number of children) and their weights with
-        the bias last, `(blocks * (dimensions + 1), LANES)`.
+    Returns the blocks as (parent, first child, number of children) and their weights, `(blocks * (dimensions + 1),
+    LANES)`. The bias is the last of the weights.
     """
     counts = -(-np.diff(offsets) // LANES)
     block_begin = np.concatenate([[0], np.cumsum(counts)])
