@@ -94,7 +94,7 @@ def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str,
 def take_labels(
     documents: Dataset, texts: dict[str, str] | None, share: float
 ) -> tuple[list[str], dict[str, str], set[str]]:
-    """All labels of documents, their texts (by default the labels themselves), and a random share of those with one."""
+    """All labels of documents, their texts (by default themselves), and a random share of those that have one."""
     names = sorted({label for row in documents["labels"] for label in row})
     texts = {name: texts.get(name, "") for name in names} if texts else {name: name for name in names}
     named = [name for name in names if texts[name]]
