@@ -11,7 +11,7 @@ from .features import Features
 from .kernels_search import squared_norms
 from .kernels_solver import train_blocks
 from .label_tree import LabelTree
-from .linear_ranker import LOSSES, LinearRanker, RankerWeights, dense_part, first_node, sparse_part
+from .linear_ranker import LOSSES, LinearRanker, RankerWeights, blocks_of, dense_part, first_node, sparse_part
 from .simd import HEADER, LANES
 
 # Costs of positive and negative documents, chosen on validation documents so that new labels neither push others aside
@@ -59,7 +59,7 @@ def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> Linear
     """
     old, width = ranker.weights, ranker.num_dense + 1
     clusters, counts = np.unique(new.clusters, return_counts=True)
-    blocks = _blocks(counts)
+    blocks = blocks_of(counts)
     parts = [
         _train(ranker, new, clusters, blocks[(blocks[:, 0] >= start) & (blocks[:, 0] < start + _CLUSTERS_AT_A_TIME)])
         for start in range(0, len(clusters), _CLUSTERS_AT_A_TIME)
@@ -76,7 +76,7 @@ def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> Linear
         np.insert(old.dense, np.repeat(at * width, width), dense, axis=0),
         np.insert(np.diff(ranker.block_child), at, blocks[:, 2]).astype(np.uint8),
     )
-    return _like(ranker, tree, weights)
+    return LinearRanker(tree, weights, **ranker.settings)
 
 
 def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) -> LinearRanker:
@@ -108,7 +108,7 @@ def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) ->
         rows = slice(weights.row_begin[at], weights.row_begin[at + 1])
         for array in (codes[rows], weights.dense[at * width : (at + 1) * width]):
             array[:, : len(lanes)], array[:, len(lanes) :] = array[:, lanes], 0
-    return _like(ranker, tree, weights)
+    return LinearRanker(tree, weights, **ranker.settings)
 
 
 def documents_of_classifiers(
@@ -179,15 +179,6 @@ def _train(ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: n
     )  # fmt: skip
 
 
-def _blocks(counts: np.ndarray) -> np.ndarray:
-    """(cluster, first label, number of labels) of the blocks of clusters with so many new labels."""
-    per_cluster = -(-counts // LANES)
-    cluster = np.repeat(np.arange(len(counts)), per_cluster)
-    within = np.arange(len(cluster)) - np.repeat(np.cumsum(per_cluster) - per_cluster, per_cluster)
-    first = (np.cumsum(counts) - counts)[cluster] + within * LANES
-    return np.stack([cluster, first, np.minimum(LANES, counts[cluster] - within * LANES)], axis=1)
-
-
 def _offsets(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -195,16 +186,3 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 def _codes(records: np.ndarray) -> np.ndarray:
     """The weights of records without their scales, `(records, LANES)`."""
     return records[:, HEADER:] if records.shape[1] == HEADER + LANES else records.view(np.float32)[:, HEADER // 4 :]
-
-
-def _like(ranker: LinearRanker, tree: LabelTree, weights: RankerWeights) -> LinearRanker:
-    return LinearRanker(
-        tree,
-        weights,
-        num_sparse=ranker.num_sparse,
-        num_dense=ranker.num_dense,
-        loss=ranker.loss,
-        ranking=ranker.ranking,
-        beam_size=ranker.beam_size,
-        first_level=ranker.first_level,
-    )
