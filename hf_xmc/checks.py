@@ -121,19 +121,19 @@ class CheckedFile:
             self.fail(name, f"has {array[at]} at position {at}, which is outside 0..{limit - 1}")
         return array
 
-    def weights(self, name: str, dtype: Any, *shape: int | None, limit: float = MAX_WEIGHT) -> np.ndarray:
-        """Returns finite float32 or float16 numbers of an absolute value up to `limit`."""
+    def weights(self, name: str, dtype: Any, *shape: int | None) -> np.ndarray:
+        """Returns finite float32 or float16 numbers of an absolute value up to `MAX_WEIGHT`."""
         array = self.array(name, dtype, *shape)
         flat = array.reshape(-1)
         if array.dtype == np.float16:
             bits = flat.view(np.uint16)
             at = first_fault(lambda begin, end: first_not_finite(bits, begin, end), len(flat))
         else:
-            bound = np.float32(limit)
+            bound = np.float32(MAX_WEIGHT)
             at = first_fault(lambda begin, end: first_beyond(flat, begin, end, bound), len(flat))
         if at >= 0:
             place = ", ".join(str(int(index)) for index in np.unravel_index(at, array.shape))
-            self.fail(name, f"has {flat[at]} at position {place}; it must be finite and not above {limit:g}")
+            self.fail(name, f"has {flat[at]} at position {place}; it must be finite and not above {MAX_WEIGHT:g}")
         return array
 
     def number(self, name: str, low: _Number, high: _Number, default: _Number | None = None) -> _Number:

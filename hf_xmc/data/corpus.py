@@ -19,7 +19,7 @@ from datasets import Dataset, Features, List, Value
 
 from .columns import is_text, missing_column, prepare_dataset
 from .formats import has_xmc_header
-from .readers import extension_of, folder_splits, load_xmc_dataset, split_name
+from .readers import TABLES, extension_of, folder_splits, load_xmc_dataset, split_name
 from .streams import cached_dataset, open_bytes, text_lines
 
 Batch = dict[str, list[Any]]
@@ -27,7 +27,7 @@ Batch = dict[str, list[Any]]
 
 VECTOR_COLUMNS = {"feature_ids": List(Value("int64")), "feature_values": List(Value("float64"))}
 _ROWS_PER_TABLE = 1000
-_EXTENSIONS = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".svm", ".xlsx")
+_EXTENSIONS = (*TABLES, ".txt", ".svm")
 _JSON_TYPES = {"int": "int64", "float": "float64", "str": "string", "bool": "bool"}
 
 

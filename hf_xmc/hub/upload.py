@@ -282,12 +282,12 @@ def _has_card(destination: Destination) -> bool:
 
 def create_repo(destination: Destination) -> str:
     """Creates the repository if it does not exist and returns its id with the owner."""
-    return attempt(lambda: _create_repo(HfApi(token=destination.token), destination), destination, "The model")
+    return attempt(lambda: _create_repo(destination), destination, "The model")
 
 
-def _create_repo(api: HfApi, destination: Destination) -> str:
-    options: dict[str, Any] = {"repo_type": destination.repo_type, "exist_ok": True}
-    return api.create_repo(destination.repo_id, private=destination.private, **options).repo_id
+def _create_repo(destination: Destination) -> str:
+    options: dict[str, Any] = {"repo_type": destination.repo_type, "private": destination.private, "exist_ok": True}
+    return HfApi(token=destination.token).create_repo(destination.repo_id, **options).repo_id
 
 
 def upload(
@@ -308,7 +308,7 @@ def upload(
     revision = destination.revision
 
     def send() -> Any:
-        where: dict[str, Any] = {"repo_id": _create_repo(api, destination), "repo_type": destination.repo_type}
+        where: dict[str, Any] = {"repo_id": _create_repo(destination), "repo_type": destination.repo_type}
         if revision is not None and not revision.startswith("refs/") and not destination.create_pr:
             api.create_branch(**where, branch=revision, exist_ok=True)
         with tempfile.TemporaryDirectory() as staged:

@@ -89,12 +89,10 @@ class LevelCallback(TrainerCallback):
         self._end_level(args, state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the level if early stopping asks for it."""
+        """Ends the level if early stopping, or another callback, asks for it."""
         self._end_level(args, state, control)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the level if a callback asks for it."""
-        self._end_level(args, state, control)
+    on_epoch_end = on_evaluate
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remembers the step of the last checkpoint."""

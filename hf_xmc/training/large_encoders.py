@@ -166,15 +166,14 @@ class Adapters:
     """
     LoRA adapters on every linear layer of a model's encoder, which is changed in place; its own weights do not change.
 
-    Their weight is `alpha / rank`; `alpha` is twice the rank by default.
+    Their scale, `lora_alpha`, is twice their rank.
     """
 
-    def __init__(self, model: XMCForTextClassification, rank: int, alpha: float | None = None, seed: int = 0) -> None:
+    def __init__(self, model: XMCForTextClassification, rank: int, seed: int = 0) -> None:
         require_peft()
         from peft import LoraConfig, LoraModel
 
-        alpha = 2 * rank if alpha is None else alpha
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")  # type: ignore[arg-type]
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
         self._model = model
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -179,9 +179,7 @@ class StageProgressCallback(TrainerCallback):
         if not self._is_training and self._span[1] == 1.0:
             self._close()
 
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the bar."""
-        self.on_evaluate(args, state, control)
+    on_predict = on_evaluate
 
     def _end_level(self) -> None:
         """Prints the line of the level whose steps have ended."""
