@@ -43,10 +43,9 @@ def first_fault(check: Callable[[int, int], int], size: int) -> int:
 
 class CheckedFile:
     """
-    The arrays and settings (`metadata`) of one part of a model. Its methods return them checked, or raise a
-    `ValueError`.
+    The arrays and settings of one part of a model. Its methods return them checked, or raise a `ValueError`.
 
-    `path` is the file, or the file that the shards stand for, `paths` has the shard of each array.
+    `path` is the file, or the file that the shards stand for; `paths` has the shard of each array.
     """
 
     def __init__(

@@ -190,11 +190,6 @@ class KNNVectors:
         # Products in float16 are slow on CPUs.
         self._float32: torch.Tensor | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the index."""
-        return self.vectors.nbytes + self.label_begin.nbytes + self.labels.nbytes
-
     def predict(
         self, vectors: np.ndarray, top_k: int = 10, restriction: Restriction | None = None
     ) -> tuple[np.ndarray, np.ndarray]:

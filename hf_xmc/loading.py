@@ -37,8 +37,8 @@ HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_downl
 # Files that describe a model. They change without it, so they have no checksum.
 _RECORDS = (RECORD_FILE, TRAINING_ARGS_FILE, ENSEMBLE_FILE)
 _SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".spm", ".tiktoken")
-# Entries of `config.json` that publishing adds or changes.
-_PUBLISHED = ("auto_map", "custom_pipelines")
+# Entries of `config.json` that point to code beside it, which publishing adds.
+CODE_ENTRIES = ("auto_map", "custom_pipelines")
 # Numbers of the encoder's configuration with these in their name count modules that are made one by one.
 _COUNTS = ("layer", "expert", "block", "group", "stage")
 # The number of weights that the model may have which is being loaded, see `check_size`.
@@ -207,7 +207,7 @@ def _members(folder: Path) -> list[str]:
 
 def _digest(path: Path) -> str:
     if path.name == CONFIG_NAME:
-        content = {name: value for name, value in read_json(path).items() if name not in _PUBLISHED}
+        content = {name: value for name, value in read_json(path).items() if name not in CODE_ENTRIES}
         if isinstance(content.get("encoder_config"), dict):
             content["encoder_config"] = {**content["encoder_config"], "_name_or_path": None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

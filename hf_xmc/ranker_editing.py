@@ -115,8 +115,7 @@ def documents_of_classifiers(
     ranker: LinearRanker, clusters: np.ndarray, vectors: np.ndarray | None = None
 ) -> tuple[Features, np.ndarray]:
     """
-    Returns a document for each label of some clusters, made of the positive weights of its classifier, and its
-    cluster.
+    Returns a document for each label of some clusters, from the positive weights of its classifier, and its cluster.
 
     It stands for the documents of the label, of which a ranker keeps nothing else, and has unit length. The clusters
     ascend. `vectors` are the dense parts of the documents of each label. By default they are all dense weights of its

@@ -34,13 +34,7 @@ _JSON_TYPES = {"int": "int64", "float": "float64", "str": "string", "bool": "boo
 @dataclass(frozen=True)
 class CorpusColumns:
     """
-    The columns to read from each document.
-
-    Args:
-        text (`tuple[str, ...]`, *optional*, defaults to `("text",)`): Columns of the texts, if they are needed.
-        vectors (`bool`, *optional*, defaults to `False`): Whether to read `feature_ids` and `feature_values`.
-        keep (`tuple[str, ...]`, *optional*): Columns to copy to the output.
-        sheet (`str`, *optional*): Sheet of an Excel file.
+    The columns to read: of texts, vectors if they are needed, and those to copy; `sheet` is that of an Excel file.
     """
 
     text: tuple[str, ...] = ("text",)

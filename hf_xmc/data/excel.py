@@ -18,10 +18,7 @@ _ROWS_PER_TABLE = 1000
 
 
 def read_excel(path: Path, split: str, sheet: str | None = None, cache_dir: str | None = None) -> Dataset:
-    """
-    Reads a sheet of an Excel file, which must be named if several have rows. The first row with values names the
-    columns.
-    """
+    """Reads a sheet of an Excel file, which must be named if several have rows. The first row names the columns."""
     with closing(_open(path)) as workbook:
         sheets = [name for name in workbook.sheetnames if next(_rows(workbook[name]), None) is not None]
         if sheet is not None and sheet not in workbook.sheetnames:

@@ -37,8 +37,7 @@ class Publisher:
         dataset: str | None = None,
     ) -> None:
         """
-        Writes the training record and the model card into `args.output_dir`, with the arguments as its
-        [`CardOptions`].
+        Writes the training record and the model card, with these [`CardOptions`], into `args.output_dir`.
 
         `train` and `evaluate` call it. A card that was written or edited by hand is kept.
         """

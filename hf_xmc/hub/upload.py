@@ -59,19 +59,11 @@ _BACKGROUND = HfApi()
 @dataclass
 class Destination:
     """
-    Target of an upload.
+    Target of an upload, in terms of `HfApi.upload_folder`.
 
-    Args:
-        repo_id (`str`): Repository, created if it does not exist. Without an owner, the owner of the token is used.
-        repo_type (`str`, *optional*, defaults to `"model"`): `"model"` or `"dataset"`.
-        private (`bool`, *optional*): Whether a new repository is private.
-        token (`str` or `bool`, *optional*): Token; the one of `hf auth login` by default.
-        revision (`str`, *optional*): Branch, created if it does not exist; `main` by default.
-        create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request instead of committing.
-        commit_message (`str`, *optional*): First line of the commit message.
-        commit_description (`str`, *optional*): Rest of the commit message.
-        run_as_future (`bool`, *optional*, defaults to `False`):
-            Whether to upload in the background and return a `Future` of the commit.
+    Repository and branch are created if they do not exist. Without an owner in `repo_id`, the owner of the token is
+    used; without a token, the one of `hf auth login`. With `create_pr`, a pull request is opened instead of a commit,
+    with `run_as_future` the upload runs in the background and a `Future` of the commit is returned.
     """
 
     repo_id: str

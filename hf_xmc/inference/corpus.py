@@ -34,21 +34,13 @@ class PredictionArguments:
     """
     What predictions depend on, besides the model and the documents.
 
+    All others are those of [`ExtremeTextClassificationPipeline`].
+
     Args:
-        top_k (`int`, *optional*): Labels per document. Default: the model's.
-        threshold (`float`, *optional*, defaults to 0.0): Labels with a lower score are left out.
-        beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
-        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
-        exclude (`Sequence[str]`, *optional*): Labels not to choose.
-        under (`Sequence[str]`, *optional*): Labels of the hierarchy; only these and labels below them are chosen.
-        level (`int`, *optional*): Level of the hierarchy, 1 for the top, to which labels below it are rolled up.
-        with_parents (`bool`, *optional*, defaults to `False`): Whether to add the ancestors of the labels.
         text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, or several. Default: the model's.
         sheet (`str`, *optional*): Sheet of an Excel file.
         keep_columns (`Sequence[str]`, *optional*):
             Columns of the input to write beside the predictions, such as an id.
-        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         part_size (`int`, *optional*, defaults to 16384): Documents per part. A killed process loses at most one part.
     """
 
@@ -84,8 +76,7 @@ class PredictionArguments:
 @dataclass(frozen=True)
 class PredictionJob:
     """
-    Result of [`predict_corpus`]: its files in the order of the documents, and how many parts an earlier run had
-    finished.
+    Result of [`predict_corpus`]: its files in order, and the numbers of documents, of parts and of parts done before.
     """
 
     files: list[Path]

@@ -137,9 +137,7 @@ def evaluate_model(
 
     `ks` are by default those of [`XMCMetrics`]; the other arguments are those of [`predict_batches`].
     """
-    labels = model.labels
-    if labels is None:
-        raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
+    labels = model.checked_labels()
     truth = labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(labels)).any():
         examples: list = next((row["labels"] for row in dataset if row["labels"]), [])[:3]

@@ -80,15 +80,6 @@ class ProcessGroup:
             distributed.all_reduce(votes, distributed.ReduceOp.MIN, group=self._group)
         return bool(votes.item())
 
-    def gather(self, items: Sequence[T]) -> list[T]:
-        """The items of all processes, in the order of their ranks, in every process."""
-        if self.count == 1:
-            return list(items)
-        gathered: list[Any] = [None] * self.count
-        with self.explained():
-            distributed.all_gather_object(gathered, list(items), group=self._group)
-        return [item for part in gathered for item in part]
-
     def from_main(self, make: Callable[[], T]) -> T:
         """Calls a function in the main process and returns its result in every process."""
         if self.count == 1:

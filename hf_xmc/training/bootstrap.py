@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 from scipy.special import logit
 
 from ..features import Features
+from ..label_columns import label_matrix
 from ..label_tree import LabelTree
 from ..linear_ranker import Beam
 from ..modeling_heads import AdaptiveHead, BottleneckHead, Head, LevelHead
@@ -138,13 +139,9 @@ def _predicted_nodes(
         return {"nodes": nodes}
 
     nodes = runtime.cache.rows("nodes", len(vectors), search)["nodes"]
-    known = nodes >= 0
-    indptr = np.concatenate([[0], np.cumsum(known.sum(axis=1))])
     assert model.label_tree is not None
-    shape = (len(vectors), model.label_tree.level_sizes[level - 1])
-    matrix = csr_matrix((np.ones(known.sum(), dtype=np.float32), nodes[known], indptr), shape=shape)
-    matrix.sort_indices()
-    return matrix
+    rows, places = np.nonzero(nodes >= 0)
+    return label_matrix(rows, nodes[rows, places], (len(vectors), model.label_tree.level_sizes[level - 1]))
 
 
 def match_documents(

@@ -29,11 +29,6 @@ class RunContext:
     The state of a training. Each stage reads what earlier stages have set and adds its own result.
 
     Args:
-        model ([`XMCForTextClassification`]): The model.
-        args ([`XMCTrainingArguments`]): Options.
-        dataset (`datasets.Dataset`): Training documents in the columns of [`prepare_dataset`].
-        runtime ([`Runtime`]): Threads, progress and cache.
-        timer ([`StageTimer`]): Measures and logs the stages.
         label_texts ([`LabelVocabulary`] or `False`, *optional*):
             What is known about the labels; `False` if no texts are to be used, not even names that are words.
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.

@@ -34,10 +34,7 @@ class StageProgressCallback(TrainerCallback):
     """
     Prints the stages of a training, and shows one bar for all of it if standard error is a terminal.
 
-    Args:
-        log (`str`, *optional*, defaults to `"text"`):
-            `"text"` for a line per stage, `"json"` for the logs as JSON lines, `"none"`.
-        bar (`bool`, *optional*): Whether to show the bar; by default if standard error is a terminal.
+    `log` is `"text"` for a line per stage, `"json"` for the logs as JSON lines, or `"none"`.
     """
 
     def __init__(self, log: str = "text", bar: bool | None = None) -> None:
