@@ -32,13 +32,15 @@ _Number = TypeVar("_Number", int, float)
 
 
 def first_fault(check: Callable[[int, int], int], size: int) -> int:
-    """Returns the first position that `check(begin, end)` reports for a range within `size`, or -1; threaded."""
+    """Returns the first position within `size` at which `check(begin, end)` finds a fault, or -1; threaded."""
     starts = range(0, size, _PER_TASK)
     if len(starts) <= 1:
-        return int(check(0, size))
-    with ThreadPoolExecutor(available_cores()) as pool:
-        found = pool.map(lambda start: int(check(start, min(start + _PER_TASK, size))), starts)
-        return next((position for position in found if position >= 0), -1)
+        block = int(check(0, size))
+    else:
+        with ThreadPoolExecutor(available_cores()) as pool:
+            found = pool.map(lambda start: int(check(start, min(start + _PER_TASK, size))), starts)
+            block = next((position for position in found if position >= 0), -1)
+    return block if block < 0 else next(i for i in range(block, size) if check(i, i + 1) >= 0)
 
 
 class CheckedFile:

@@ -158,18 +158,9 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         Finds the best labels of each document.
 
         Args:
-            features ([`MemberFeatures`]):
-                Documents, see [`~XMCEnsemble.featurize`].
-            top_k (`int`, *optional*):
-                Number of labels per document; defaults to the configuration.
-            beam_size (`int`, *optional*):
-                Number of nodes kept per level; each model has its own by default. 0 keeps all: exact search.
-            num_threads (`int`, *optional*):
-                Number of threads of the rankers; all cores by default.
-            predict_with (`str`, *optional*):
-                `"ranker"`, `"heads"` or `"both"` for all models; each model has its own by default.
-            restriction ([`Restriction`], *optional*):
-                The labels to choose from; all by default.
+            features ([`MemberFeatures`]): Documents, see [`~XMCEnsemble.featurize`].
+            top_k, num_threads, restriction: See [`~XMCForTextClassification.forward`].
+            beam_size, predict_with: The same, for all models; each model has its own by default.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
