@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -253,15 +254,9 @@ def _read_table(table: Dataset) -> LabelVocabulary:
             entries[label] = LabelVocabulary({label: {**values, "parents": ()}})[label]
         except (TypeError, ValueError) as error:
             raise type(error)(f"Row {row}: {error}") from error
-    if "parents" not in columns:
-        return LabelVocabulary(entries)
-    parents = columns["parents"]
-    return LabelVocabulary(
-        {
-            label: LabelEntry(entry.name, entry.synonyms, entry.description, tuple(dict.fromkeys(map(str, above))))
-            for (label, entry), above in zip(entries.items(), parents, strict=True)
-        }
-    )
+    parents = columns.get("parents") or [()] * len(entries)
+    described = zip(entries.items(), parents, strict=True)
+    return LabelVocabulary({label: replace(entry, parents=tuple(above)) for (label, entry), above in described})
 
 
 def _labels_of(values: Sequence[Any], column: str) -> Iterator[str]:

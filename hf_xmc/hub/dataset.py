@@ -65,12 +65,9 @@ def _label_table(splits: Mapping[str, Dataset], texts: Mapping[str, Any]) -> pa.
     labels = Labels(names)
     labels.describe(LabelVocabulary(texts).for_labels(names))
     columns: dict[str, Any] = {"label": names, "text": labels.texts}
-    if labels.synonyms is not None:
-        columns["synonyms"] = labels.synonyms
-    if labels.descriptions is not None:
-        columns["description"] = labels.descriptions
-    if labels.parents is not None:
-        columns["parents"] = [[names[i] for i in parents] for parents in labels.parents]
+    parents = None if labels.parents is None else [[names[i] for i in own] for own in labels.parents]
+    known = {"synonyms": labels.synonyms, "description": labels.descriptions, "parents": parents}
+    columns |= {name: values for name, values in known.items() if values is not None}
     return pa.table({**columns, "train_count": [counts.get(name, 0) for name in names]})
 
 

@@ -19,7 +19,7 @@ from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
 from ..modeling_utils import PredictMixin, model_files, named
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
-from ..utils import Progress, available_cores, count_threads, join_texts
+from ..utils import Progress, available_cores, check_count, count_threads, join_texts
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
 from .writers import FORMATS, PREDICTED, Predictions, join_files, parquet_schema, prediction_writer
@@ -60,12 +60,9 @@ class PredictionArguments:
     part_size: int = 16_384
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "level", "batch_size", "part_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, not {value}.")
-        if self.beam_size is not None and self.beam_size < 0:
-            raise ValueError(f"`beam_size` must not be negative, but is {self.beam_size}. 0 keeps every node.")
+        for name in ("top_k", "level", "beam_size", "batch_size", "part_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), least=0 if name == "beam_size" else 1)
         if not math.isfinite(self.threshold):
             raise ValueError(f"`threshold` must be a number, not {self.threshold}.")
         reserved = next((name for name in self.keep_columns if name in PREDICTED), None)

@@ -16,6 +16,7 @@ from ..features import Features
 from ..modeling_utils import PREDICT_CHUNK, PredictMixin
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
+from ..utils import check_count
 
 BATCH_SIZE = 32
 """Texts that pass through an encoder together, by default."""
@@ -84,9 +85,7 @@ def map_batches(
     The documents are in the columns of [`prepare_dataset`], `batch_size` texts pass through an encoder together. The
     cache of `runtime` shares the chunks among processes.
     """
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
-    size = chunk_size(model, batch_size)
+    size = chunk_size(model, check_count("batch_size", batch_size))
     starts = range(0, len(dataset), size)
 
     def make(indices: Sequence[int]) -> Iterator[Mapping[str, np.ndarray]]:
