@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, concatenate_datasets
 
-from benchmarks.parts import load
+from benchmarks.parts import data_parser, load, take_labels
 from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
 from hf_xmc.evaluation import XMCMetrics
 from hf_xmc.inference.predict import predict_batches
@@ -74,11 +74,7 @@ def knows(model: XMCForTextClassification, text: str) -> bool:
 def compare(args: argparse.Namespace) -> None:
     """Prints the table of edited and retrained models."""
     documents, _, test, texts = load(args)
-    names = sorted({label for row in documents["labels"] for label in row})
-    texts = {name: texts.get(name, "") for name in names} if texts else {name: name for name in names}
-    generator = np.random.default_rng(0)
-    named = [name for name in names if texts[name]]
-    taken = set(generator.choice(named, int(_SHARE * len(named)), replace=False).tolist())
+    names, texts, taken = take_labels(documents, texts, _SHARE)
     has_taken = np.array([bool(taken & set(row)) for row in documents["labels"]])
     kept, removed = documents.select(np.flatnonzero(~has_taken)), documents.select(np.flatnonzero(has_taken))
     left = {label for row in kept["labels"] for label in row}
@@ -149,15 +145,7 @@ def time_edits(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="sample")
-    parser.add_argument("--train", help="name of the file to train on, without .parquet")
-    parser.add_argument("--split", default="validation")
-    parser.add_argument("--documents", type=int)
-    parser.add_argument("--test_documents", type=int)
-    parser.add_argument("--encoder")
-    parser.add_argument("--max_length", type=int, default=128)
-    parser.add_argument("--embedding_cache")
+    parser = data_parser(__doc__)
     parser.add_argument("--edits_only", action="store_true", help="do not train again")
     parser.add_argument("--model", help="measure the time of edits of this model")
     parser.add_argument("--add", type=int, default=1000, help="number of labels to add to it")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.parts import read
+from benchmarks.parts import data_parser, read
 from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
 from hf_xmc.evaluation import XMCMetrics
 from hf_xmc.inference.predict import predict_batches
@@ -83,16 +83,8 @@ def latencies(folders: list[str], texts: list[str]) -> list[float]:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="sample", help="folder of the data, or `sample`")
-    parser.add_argument("--train", help="another file of training documents in the folder, without its extension")
-    parser.add_argument("--split", default="validation", help="`train` holds out a tenth (default: %(default)s)")
-    parser.add_argument("--documents", type=int, help="number of training documents; all by default")
-    parser.add_argument("--test_documents", type=int, help="number of documents to measure on; all by default")
+    parser = data_parser(__doc__)
     parser.add_argument("--weights", type=float, nargs="+", default=[0.5], help="values of `label_text_weight`")
-    parser.add_argument("--encoder", help="folder or Hub id of an encoder")
-    parser.add_argument("--max_length", type=int, default=128)
-    parser.add_argument("--embedding_cache")
     args = parser.parse_args()
     variants: list[float | None] = [None, *args.weights]
     with tempfile.TemporaryDirectory() as folder:

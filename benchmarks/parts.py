@@ -43,6 +43,22 @@ LEAN = {"predict_with": "ranker", "label_text_weight": 0.0, "tfidf_min_df": 3, "
 _SHOWN, _GROUPS, _TIMED, _CHUNK = 10, 10, 200, 1000
 
 
+def data_parser(description: str | None, split: str = "validation", max_length: int = 128) -> argparse.ArgumentParser:
+    """A parser with the options of the data and of the encoder, which several benchmarks have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="sample", help="folder of the data, or `sample`")
+    parser.add_argument("--train", help="another file of training documents in the folder, without its extension")
+    parser.add_argument(
+        "--split", default=split, help="split to measure on; `train` holds out a tenth (default: %(default)s)"
+    )
+    parser.add_argument("--documents", type=int, help="number of training documents; all by default")
+    parser.add_argument("--test_documents", type=int, help="number of documents to measure on; all by default")
+    parser.add_argument("--encoder", help="folder or Hub id of an encoder")
+    parser.add_argument("--max_length", type=int, default=max_length)
+    parser.add_argument("--embedding_cache")
+    return parser
+
+
 def read(args: argparse.Namespace) -> tuple[Dataset, Dataset | None, Dataset, dict[str, str] | None]:
     """Training, validation and test documents, and the texts of the labels; `train` as split is a tenth of `train`."""
     texts = None
@@ -73,6 +89,16 @@ def load(args: argparse.Namespace) -> tuple[Dataset, Dataset, Dataset, dict[str,
         validation = train.select(rows)
         train = train.select(np.setdiff1d(np.arange(len(train)), rows))
     return train, validation, test, texts
+
+
+def take_labels(
+    documents: Dataset, texts: dict[str, str] | None, share: float
+) -> tuple[list[str], dict[str, str], set[str]]:
+    """All labels of documents, their texts (by default themselves), and a random share of those that have one."""
+    names = sorted({label for row in documents["labels"] for label in row})
+    texts = {name: texts.get(name, "") for name in names} if texts else {name: name for name in names}
+    named = [name for name in names if texts[name]]
+    return names, texts, set(np.random.default_rng(0).choice(named, int(share * len(named)), replace=False).tolist())
 
 
 def train_model(args: argparse.Namespace, folder: str) -> tuple[XMCForTextClassification, Dataset, Dataset, float]:
@@ -149,18 +175,10 @@ def latency(model: XMCForTextClassification, texts: list[str], **options: Any) -
 
 def main() -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="sample", help="folder of the data, or `sample`")
-    parser.add_argument("--train", help="another file of training documents in the folder, without its extension")
-    parser.add_argument("--split", default="validation", help="split to measure on (default: %(default)s)")
-    parser.add_argument("--documents", type=int, help="number of training documents; all by default")
-    parser.add_argument("--test_documents", type=int, help="number of documents to measure on; all by default")
-    parser.add_argument("--encoder", help="folder or Hub id of an encoder")
-    parser.add_argument("--max_length", type=int, default=48)
+    parser = data_parser(__doc__, max_length=48)
     parser.add_argument("--minutes", type=float, default=0, help="minutes of fine-tuning")
     parser.add_argument("--objective", default="label_texts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
-    parser.add_argument("--embedding_cache")
     parser.add_argument("--beam_size", type=int, help="by the number of labels by default")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

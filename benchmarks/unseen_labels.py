@@ -24,7 +24,7 @@ from datasets import Dataset
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer
 
-from benchmarks.parts import read
+from benchmarks.parts import data_parser, read, take_labels
 from hf_xmc import XMCTrainer, XMCTrainingArguments
 from hf_xmc.evaluation import XMCMetrics
 from hf_xmc.inference.predict import predict_batches
@@ -92,22 +92,9 @@ def train(
 
 def main() -> None:
     """Prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="sample")
-    parser.add_argument("--train", help="name of the file to train on, without .parquet")
-    parser.add_argument("--split", default="validation")
-    parser.add_argument("--documents", type=int)
-    parser.add_argument("--test_documents", type=int)
-    parser.add_argument("--encoder")
-    parser.add_argument("--max_length", type=int, default=128)
-    parser.add_argument("--embedding_cache")
-    args = parser.parse_args()
+    args = data_parser(__doc__).parse_args()
     documents, _, test, texts = read(args)
-    names = sorted({label for row in documents["labels"] for label in row})
-    texts = {name: texts.get(name, "") for name in names} if texts else {name: name for name in names}
-    generator = np.random.default_rng(0)
-    named = [name for name in names if texts[name]]
-    taken = set(generator.choice(named, int(_SHARE * len(named)), replace=False).tolist())
+    names, texts, taken = take_labels(documents, texts, _SHARE)
 
     def seen_only(data: Dataset) -> Dataset:
         return data.select([i for i, row in enumerate(data["labels"]) if not taken & set(row)])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from benchmarks.parts import load
+from benchmarks.parts import data_parser, load
 from hf_xmc import XMCTrainer, XMCTrainingArguments
 from hf_xmc.inference.predict import evaluate_model
 
@@ -48,16 +48,7 @@ def report(name: str, trained: tuple[XMCTrainer, float], test: Dataset) -> None:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="sample")
-    parser.add_argument("--train", help="name of the file to train on, without .parquet")
-    parser.add_argument("--split", default="test", help="test, or validation: of the data, or a held-out part")
-    parser.add_argument("--documents", type=int)
-    parser.add_argument("--test_documents", type=int)
-    parser.add_argument("--encoder")
-    parser.add_argument("--max_length", type=int, default=128)
-    parser.add_argument("--embedding_cache")
-    args = parser.parse_args()
+    args = data_parser(__doc__, split="test").parse_args()
     is_validation, args.split = args.split == "validation", "test"
     documents, validation, test, texts = load(args)
     test = validation if is_validation else test

@@ -32,28 +32,22 @@ _Number = TypeVar("_Number", int, float)
 
 
 def first_fault(check: Callable[[int, int], int], size: int) -> int:
-    """Returns the first position that `check(begin, end)` reports for a range within `size`, or -1; threaded."""
+    """Returns the first position within `size` at which `check(begin, end)` finds a fault, or -1; threaded."""
     starts = range(0, size, _PER_TASK)
     if len(starts) <= 1:
-        return int(check(0, size))
-    with ThreadPoolExecutor(available_cores()) as pool:
-        found = pool.map(lambda start: int(check(start, min(start + _PER_TASK, size))), starts)
-        return next((position for position in found if position >= 0), -1)
+        block = int(check(0, size))
+    else:
+        with ThreadPoolExecutor(available_cores()) as pool:
+            found = pool.map(lambda start: int(check(start, min(start + _PER_TASK, size))), starts)
+            block = next((position for position in found if position >= 0), -1)
+    return block if block < 0 else next(i for i in range(block, size) if check(i, i + 1) >= 0)
 
 
 class CheckedFile:
     """
     The arrays and settings of one part of a model. Its methods return them checked, or raise a `ValueError`.
 
-    Args:
-        path (`str`):
-            The file, or the file that the shards stand for.
-        tensors (`Mapping[str, np.ndarray]`):
-            The arrays.
-        metadata (`Mapping[str, str]`):
-            The settings.
-        paths (`Mapping[str, str]`, *optional*):
-            The shard of each array.
+    `path` is the file, or the file that the shards stand for; `paths` has the shard of each array.
     """
 
     def __init__(
@@ -128,19 +122,19 @@ class CheckedFile:
             self.fail(name, f"has {array[at]} at position {at}, which is outside 0..{limit - 1}")
         return array
 
-    def weights(self, name: str, dtype: Any, *shape: int | None, limit: float = MAX_WEIGHT) -> np.ndarray:
-        """Returns finite float32 or float16 numbers of an absolute value up to `limit`."""
+    def weights(self, name: str, dtype: Any, *shape: int | None) -> np.ndarray:
+        """Returns finite float32 or float16 numbers of an absolute value up to `MAX_WEIGHT`."""
         array = self.array(name, dtype, *shape)
         flat = array.reshape(-1)
         if array.dtype == np.float16:
             bits = flat.view(np.uint16)
             at = first_fault(lambda begin, end: first_not_finite(bits, begin, end), len(flat))
         else:
-            bound = np.float32(limit)
+            bound = np.float32(MAX_WEIGHT)
             at = first_fault(lambda begin, end: first_beyond(flat, begin, end, bound), len(flat))
         if at >= 0:
             place = ", ".join(str(int(index)) for index in np.unravel_index(at, array.shape))
-            self.fail(name, f"has {flat[at]} at position {place}; it must be finite and not above {limit:g}")
+            self.fail(name, f"has {flat[at]} at position {place}; it must be finite and not above {MAX_WEIGHT:g}")
         return array
 
     def number(self, name: str, low: _Number, high: _Number, default: _Number | None = None) -> _Number:

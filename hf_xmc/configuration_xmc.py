@@ -21,12 +21,8 @@ def check_fields(config: PreTrainedConfig, rules: dict[str, tuple]) -> None:
     """
     Raises an error if a field of a configuration has a value that no model is saved with.
 
-    Args:
-        config (`PreTrainedConfig`):
-            The configuration.
-        rules (`dict[str, tuple]`):
-            For each field its type and, for numbers, the smallest and the largest one; for texts, the choices. The
-            type `list` is followed by the type of its items and their bounds. `None` is allowed if it is the default.
+    `rules` has for each field its type and, for numbers, the smallest and the largest one; for texts, the choices. The
+    type `list` is followed by the type of its items and their bounds. `None` is allowed if it is the default.
     """
     for name, (kind, *bounds) in rules.items():
         value = getattr(config, name, None)

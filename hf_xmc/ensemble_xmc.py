@@ -37,12 +37,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class MemberFeatures:
-    """
-    The features of documents for each model of an ensemble.
-
-    Args:
-        members (`Sequence[Features]`): Features for each model.
-    """
+    """The features of documents for each model of an ensemble."""
 
     members: Sequence[Features]
 
@@ -163,18 +158,9 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
         Finds the best labels of each document.
 
         Args:
-            features ([`MemberFeatures`]):
-                Documents, see [`~XMCEnsemble.featurize`].
-            top_k (`int`, *optional*):
-                Number of labels per document; defaults to the configuration.
-            beam_size (`int`, *optional*):
-                Number of nodes kept per level; each model has its own by default. 0 keeps all: exact search.
-            num_threads (`int`, *optional*):
-                Number of threads of the rankers; all cores by default.
-            predict_with (`str`, *optional*):
-                `"ranker"`, `"heads"` or `"both"` for all models; each model has its own by default.
-            restriction ([`Restriction`], *optional*):
-                The labels to choose from; all by default.
+            features ([`MemberFeatures`]): Documents, see [`~XMCEnsemble.featurize`].
+            top_k, num_threads, restriction: See [`~XMCForTextClassification.forward`].
+            beam_size, predict_with: The same, for all models; each model has its own by default.
 
         Returns:
             [`XMCOutput`]: `scores` and `indices` of shape `(batch, top_k)`.
@@ -312,12 +298,7 @@ def combine_members(
     """
     Returns the best labels by the weighted mean over several models; ties are broken by label id.
 
-    Args:
-        scores (`torch.Tensor` of shape `(models, batch, labels)`): Scores, best first.
-        indices (`torch.Tensor` of shape `(models, batch, labels)`): Label ids, padded with -1.
-        weights (`Sequence[float]`): Weight of each model.
-        combine (`str`): `"scores"` or `"ranks"`.
-        top_k (`int`): Number of labels per document.
+    `scores` (best first) and `indices` (padded with -1) have the shape `(models, batch, labels)`.
     """
     places = torch.arange(1, scores.shape[2] + 1, device=scores.device)
     values = scores if combine == "scores" else (1 / places).expand_as(scores)

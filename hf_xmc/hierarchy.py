@@ -96,18 +96,10 @@ class Hierarchy:
         self, scores: np.ndarray, indices: np.ndarray, level: int, top_k: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """
-        Replaces labels by their ancestors of a level; those above the level stay as they are.
+        Replaces labels by their ancestors of a level (1: the top); those above the level stay as they are.
 
-        The score of an ancestor is the highest score of its descendants among the labels.
-
-        Args:
-            scores (`np.ndarray`): Scores of the labels, best first, `(documents, labels)`.
-            indices (`np.ndarray`): Ids of the labels, padded with -1.
-            level (`int`): The level, counted from 1 at the top.
-            top_k (`int`, *optional*): Number of labels to keep for each document; all by default.
-
-        Returns:
-            `tuple[np.ndarray, np.ndarray]`: scores and ids, best first, padded with 0 and -1.
+        The score of an ancestor is the highest score of its descendants among the labels. Scores, best first, and ids,
+        padded with -1, are `(documents, labels)`; the result has at most `top_k` of them, padded with 0 and -1.
         """
         if self._rolled_up[0] != self.check_level(level):
             self._rolled_up = level, self._links_to(level)

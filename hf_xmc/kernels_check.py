@@ -1,5 +1,5 @@
 """
-The compiled loops that check arrays of a file. Each returns the position of the first fault, or -1.
+The compiled loops that check arrays of a file. Each returns where the first block with a fault begins, or -1.
 
 Comparisons are between neighbours, not with their difference, which overflows for values made for that purpose.
 """
@@ -11,53 +11,47 @@ import numpy as np
 from .kernels_search import bucket_bits
 from .simd import compiled
 
-# Elements between two looks at the result: inner loops without branches are vectorised.
+# Elements of a block, after which the result is looked at: inner loops without branches are vectorised.
 _BLOCK = 1024
 _FLOAT16_EXPONENT = 0x7C00  # all ones: infinity or not a number
 
 
 @compiled
 def first_outside(values, begin, end, low, high):
-    """The first of `values[begin:end]` that is below `low` or not below `high`."""
+    """Looks in `values[begin:end]` for one below `low` or not below `high`."""
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
         bad = False
         for i in range(start, stop):
             bad |= (values[i] < low) | (values[i] >= high)
         if bad:
-            for i in range(start, stop):
-                if values[i] < low or values[i] >= high:
-                    return i
+            return start
     return -1
 
 
 @compiled
 def first_descent(values, begin, end):
-    """The first of `values[begin:end]` that is smaller than the value before it."""
+    """Looks in `values[begin:end]` for one that is smaller than the value before it."""
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
         bad = False
         for i in range(max(start, 1), stop):
             bad |= values[i] < values[i - 1]
         if bad:
-            for i in range(max(start, 1), stop):
-                if values[i] < values[i - 1]:
-                    return i
+            return start
     return -1
 
 
 @compiled
 def first_beyond(values, begin, end, limit):
-    """The first of `values[begin:end]` that is not a number or has an absolute value above `limit`."""
+    """Looks in `values[begin:end]` for one that is not a number or has an absolute value above `limit`."""
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
         bad = False
         for i in range(start, stop):
             bad |= not abs(values[i]) <= limit
         if bad:
-            for i in range(start, stop):
-                if not abs(values[i]) <= limit:
-                    return i
+            return start
     return -1
 
 
@@ -70,9 +64,7 @@ def first_not_finite(bits, begin, end):
         for i in range(start, stop):
             bad |= (bits[i] & _FLOAT16_EXPONENT) == _FLOAT16_EXPONENT
         if bad:
-            for i in range(start, stop):
-                if (bits[i] & _FLOAT16_EXPONENT) == _FLOAT16_EXPONENT:
-                    return i
+            return start
     return -1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,10 +13,10 @@ from .checks import CheckedFile
 from .features import Features
 from .kernels_similarity import count_votes, vote
 from .label_tree import LabelTree
-from .linear_ranker import RANKER_FILE, Beam
+from .linear_ranker import RANKER_FILE, Beam, check_features
 from .restriction import Restriction
 from .serialization import MAX_SHARD_SIZE, save_sharded
-from .utils import check_count, count_threads
+from .utils import check_count, run_in_threads
 
 _KIND = "neighbour ranker"
 KNN_FILE = "knn.safetensors"
@@ -110,11 +109,8 @@ class KNNRanker:
         if restriction is not None:
             most = _most_labels(self.index.label_begin, self.count, self.tree.num_labels)
             return restriction.select(*self.predict(features, most, num_threads=num_threads), top_k)
-        if features.num_dense or features.sparse is None or features.num_sparse != self.num_sparse:
-            raise ValueError(
-                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
-                f"ranker was trained on {self.num_sparse} and 0. Pass the result of `model.featurize`."
-            )
+        check_features(features, self.num_sparse, 0)
+        assert features.sparse is not None
         sparse, count, index = features.sparse, len(features), self.index
         voters = min(self.count, len(index.label_begin) - 1)
         scores = np.empty((count, top_k), dtype=np.float32)
@@ -129,11 +125,7 @@ class KNNRanker:
                 scores[first:last], labels[first:last],
             )  # fmt: skip
 
-        if count <= DOCUMENTS_PER_TASK:
-            run(0)
-        else:
-            with ThreadPoolExecutor(count_threads(num_threads)) as pool:
-                list(pool.map(run, range(0, count, DOCUMENTS_PER_TASK)))
+        run_in_threads(run, range(0, count, DOCUMENTS_PER_TASK), num_threads)
         return scores, labels
 
     def save_pretrained(
@@ -186,17 +178,8 @@ class KNNVectors:
     """
     Votes of the training documents with the most similar vectors of the encoder.
 
-    The weight of a vote is `exp(cosine / temperature)`. The score of a label is its share of all votes.
-
-    Args:
-        vectors (`np.ndarray`):
-            Vectors of unit length of the training documents, float16 `(documents, dimensions)`.
-        label_begin (`np.ndarray`):
-            First entry of each document's labels, int64 (documents + 1).
-        labels (`np.ndarray`):
-            The labels, int32.
-        num_labels (`int`):
-            Number of labels.
+    The weight of a vote is `exp(cosine / temperature)`. The score of a label is its share of all votes. `vectors` are
+    float16 of unit length, `(documents, dimensions)`; `label_begin` and `labels` are as in [`KNNIndex`].
     """
 
     count = 32
@@ -206,11 +189,6 @@ class KNNVectors:
         self.vectors, self.label_begin, self.labels, self.num_labels = vectors, label_begin, labels, num_labels
         # Products in float16 are slow on CPUs.
         self._float32: torch.Tensor | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the index."""
-        return self.vectors.nbytes + self.label_begin.nbytes + self.labels.nbytes
 
     def predict(
         self, vectors: np.ndarray, top_k: int = 10, restriction: Restriction | None = None

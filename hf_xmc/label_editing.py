@@ -22,6 +22,7 @@ from .label_vectors import LabelVectors, of_columns
 from .labels import Labels
 from .linear_ranker import LinearRanker, first_node
 from .modeling_heads import LevelHead
+from .modeling_parts import PartsMixin
 from .ranker_editing import NewLabels, with_labels, without_nodes
 from .vocabulary import LabelEntry
 
@@ -38,13 +39,9 @@ _LISTED = 5
 
 class _Documents(NamedTuple):
     """
-    What is known about new labels: their texts, followed by their examples.
+    What is known about new labels: their texts (the first `num_texts`), followed by their examples.
 
-    Args:
-        features: Features of all of them, of unit length.
-        labels: The new label of each, counted from 0.
-        num_texts: Number of texts.
-        num_labels: Number of new labels.
+    `features` are of unit length, `labels` are counted from 0.
     """
 
     features: Features
@@ -57,29 +54,16 @@ class _Documents(NamedTuple):
         return csr_matrix((np.ones(len(self.labels), np.float32), (np.arange(len(self.labels)), self.labels)), shape)
 
 
-class LabelEditingMixin:
+class LabelEditingMixin(PartsMixin):
     """
     Mixin that adds, removes and renames the labels of a model in memory.
 
-    The class has the parts of a model, and computes features.
+    The class computes features.
     """
 
-    config: Any
-    device: Any
-    encoder: Any
     tfidf: Any
-    heads: Any
-    labels: Labels | None
-    label_tree: LabelTree | None
-    ranker: LinearRanker | KNNRanker | None
-    label_vectors: LabelVectors | None
-    knn: KNNRanker | None
-    knn_vectors: KNNVectors | None
     featurize: Any
     prepare_vectors: Any
-    ranker_features: Any
-    match: Any
-    _search_ranker: Any
 
     def add_labels(
         self,
@@ -126,7 +110,7 @@ class LabelEditingMixin:
         ranker_tree = ranker.tree.with_labels(clusters)
         new_tree = ranker_tree
         if ranker.tree != tree:
-            new_tree = tree.with_labels(self._clusters_of_nearest(ranker, tree, documents, num_threads))
+            new_tree = tree.with_labels(self._clusters_of_nearest(tree, documents, num_threads))
         weights = np.where(np.arange(len(documents.labels)) < documents.num_texts, _TEXT_WEIGHT, np.float32(1))
         own = _scaled(self.ranker_features(documents.features), weights)
         vectors, scale = self.label_vectors, 1.0 if self.encoder is None else self.config.embedding_scale
@@ -268,9 +252,7 @@ class LabelEditingMixin:
         votes = csr_matrix((np.exp(scores[rows, places]), (documents.labels[rows], nodes[rows, places])), shape=shape)
         return np.asarray(votes.argmax(axis=1)).ravel().astype(np.int64)
 
-    def _clusters_of_nearest(
-        self, ranker: LinearRanker, tree: LabelTree, documents: _Documents, num_threads: int | None
-    ) -> np.ndarray:
+    def _clusters_of_nearest(self, tree: LabelTree, documents: _Documents, num_threads: int | None) -> np.ndarray:
         """Returns the cluster, in another tree than that of the ranker, of the label nearest to each new label."""
         logits, labels = self._search_ranker("logits", documents.features, 1, None, num_threads)
         order = np.lexsort((-logits[:, 0], documents.labels))

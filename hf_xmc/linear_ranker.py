@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,11 +18,12 @@ from .label_tree import LabelTree
 from .restriction import Restriction
 from .serialization import MAX_SHARD_SIZE, save_sharded
 from .simd import HEADER, LANES
-from .utils import check_count, count_threads
+from .utils import check_count, count_threads, run_in_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
 _BLOCK_SIZES = "block_sizes"
+_SETTINGS = ("num_sparse", "num_dense", "loss", "ranking", "beam_size", "first_level")
 LOSSES = {"squared_hinge": SQUARED_HINGE, "logistic": LOGISTIC}
 RANKINGS = ("leaf", "path")
 
@@ -147,6 +147,11 @@ class LinearRanker:
         return f"LinearRanker({self.tree}, features: {self.num_sparse} sparse + {self.num_dense} dense)"
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor besides tree and weights."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    @property
     def num_bytes(self) -> int:
         """Size of the weights and their index."""
         return sum(array.nbytes for array in self.weights.arrays.values())
@@ -226,8 +231,10 @@ class LinearRanker:
         restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the raw scores and the best nodes of level `depth`, numbered over the whole tree (root: 0)."""
-        sparse, dense = self._parts(features)
-        count = len(features)
+        if not isinstance(features, Features):
+            raise TypeError(f"`features` is {type(features).__name__}. Pass `Features(...)`.")
+        check_features(features, self.num_sparse, self.num_dense)
+        sparse, dense, count = sparse_part(features), dense_part(features), len(features)
         start_scores, start_nodes = self._start(initial_beam, count)
         permitted = _ALL_NODES
         if restriction is not None:
@@ -254,20 +261,12 @@ class LinearRanker:
                 nodes[first:last],
             )  # fmt: skip
 
-        starts = range(0, count, together)
-        if len(starts) <= 1 or num_threads == 1:
-            for first in starts:
-                run(first)
-        else:
-            with ThreadPoolExecutor(num_threads) as pool:
-                list(pool.map(run, starts))
+        run_in_threads(run, range(0, count, together), num_threads)
         return scores, nodes
 
     def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes `ranker.safetensors`, or its shards; the tree has a separate file."""
-        names = ("num_sparse", "num_dense", "loss", "ranking", "beam_size", "first_level")
-        metadata = {name: str(getattr(self, name)) for name in names}
-        metadata["tree"] = self.tree.digest()
+        metadata = {name: str(value) for name, value in self.settings.items()} | {"tree": self.tree.digest()}
         save_sharded(save_directory, RANKER_FILE, self.weights.arrays, _KIND, metadata, max_shard_size)
 
     @classmethod
@@ -309,17 +308,6 @@ class LinearRanker:
         nodes = np.where(initial_beam.nodes >= 0, initial_beam.nodes + first_node(self.tree, above), -1)
         return np.ascontiguousarray(initial_beam.log_probabilities, dtype=np.float32), nodes
 
-    def _parts(self, features: Features) -> tuple[csr_matrix, np.ndarray]:
-        """Returns the sparse part, and the dense part with a column of ones for the bias."""
-        if not isinstance(features, Features):
-            raise TypeError(f"`features` is {type(features).__name__}. Pass `Features(...)`.")
-        if features.num_sparse != self.num_sparse or features.num_dense != self.num_dense:
-            raise ValueError(
-                f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
-                f"ranker was trained on {self.num_sparse} and {self.num_dense}. Pass the result of `model.featurize`."
-            )
-        return sparse_part(features), dense_part(features)
-
     def _probabilities(self, raw: np.ndarray, by_path: bool) -> np.ndarray:
         """
         Maps raw scores to [0, 1].
@@ -343,6 +331,15 @@ def _permitted_only(scores: np.ndarray, nodes: np.ndarray, permitted: np.ndarray
     return np.take_along_axis(scores, order, axis=1), nodes
 
 
+def check_features(features: Features, num_sparse: int, num_dense: int) -> None:
+    """Raises if documents have other features than those of the training."""
+    if features.num_sparse != num_sparse or features.num_dense != num_dense:
+        raise ValueError(
+            f"The documents have {features.num_sparse} sparse and {features.num_dense} dense features, but the "
+            f"ranker was trained on {num_sparse} and {num_dense}. Pass the result of `model.featurize`."
+        )
+
+
 def sparse_part(features: Features) -> csr_matrix:
     """Returns the sparse features, or a matrix without columns."""
     return csr_matrix(np.empty((len(features), 0), np.float32)) if features.sparse is None else features.sparse
@@ -359,13 +356,19 @@ def first_node(tree: LabelTree, level: int) -> int:
     return 0 if level == 0 else 1 + sum(tree.level_sizes[: level - 1])
 
 
+def blocks_of(counts: np.ndarray) -> np.ndarray:
+    """Returns the blocks of nodes with so many children: (node, first child, number of children) of each."""
+    per_node = -(-counts // LANES)
+    node = np.repeat(np.arange(len(counts)), per_node)
+    within = (np.arange(len(node)) - np.repeat(np.cumsum(per_node) - per_node, per_node)) * LANES
+    first = (np.cumsum(counts) - counts)[node] + within
+    return np.stack([node, first, np.minimum(LANES, counts[node] - within)], axis=1)
+
+
 def block_sizes(tree: LabelTree, first_level: int = 1) -> np.ndarray:
     """Returns the number of siblings of each block of a new ranker for the levels from `first_level` on, uint8."""
     children = np.concatenate([np.diff(offsets) for offsets in tree.child_offsets[first_level - 1 :]])
-    blocks = -(-children // LANES)
-    sizes = np.full(blocks.sum(), LANES, dtype=np.uint8)
-    sizes[np.cumsum(blocks) - 1] = children - (blocks - 1) * LANES
-    return sizes
+    return blocks_of(children)[:, 2].astype(np.uint8)
 
 
 def _checked_block_sizes(file: CheckedFile, tree: LabelTree, first_level: int) -> np.ndarray:

@@ -37,8 +37,8 @@ HUB_KWARGS = ("revision", "token", "cache_dir", "local_files_only", "force_downl
 # Files that describe a model. They change without it, so they have no checksum.
 _RECORDS = (RECORD_FILE, TRAINING_ARGS_FILE, ENSEMBLE_FILE)
 _SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".spm", ".tiktoken")
-# Entries of `config.json` that publishing adds or changes.
-_PUBLISHED = ("auto_map", "custom_pipelines")
+# Entries of `config.json` that point to code beside it, which publishing adds.
+CODE_ENTRIES = ("auto_map", "custom_pipelines")
 # Numbers of the encoder's configuration with these in their name count modules that are made one by one.
 _COUNTS = ("layer", "expert", "block", "group", "stage")
 # The number of weights that the model may have which is being loaded, see `check_size`.
@@ -52,13 +52,11 @@ def check_model_files(
     name_or_path: str | os.PathLike, hub_kwargs: Mapping[str, Any], use_safetensors: bool
 ) -> int | None:
     """
-    Checks what transformers would trust, before it opens the weights of a model.
+    Checks what transformers would trust, before it opens the weights of a model, and returns the number of weights.
 
     Raises an error if files are links or names that lead out of the folder, if the weights are only there as a pickle
-    (with `use_safetensors`), or if the configuration would make more modules than these weights can fill.
-
-    Returns:
-        `int`, *optional*: the number of weights in the files; `None` for a pickle.
+    (with `use_safetensors`; otherwise returns `None`), or if the configuration would make more modules than these
+    weights can fill.
     """
     check_links(os.path.join(name_or_path, hub_kwargs.get("subfolder") or ""))
     index = resolve_file(name_or_path, index_name(SAFE_WEIGHTS_NAME), required=False, **hub_kwargs)
@@ -122,13 +120,7 @@ def _check_encoder_config(content: Any, num_tensors: int, path: str) -> None:
 
 @contextmanager
 def guarded(name_or_path: str | os.PathLike, num_weights: int | None) -> Iterator[None]:
-    """
-    Names the files in errors that transformers raises for damaged ones, and limits the model for [`check_size`].
-
-    Args:
-        name_or_path (`str` or `os.PathLike`): Folder or Hub id of the model.
-        num_weights (`int`, *optional*): Number of weights in its files.
-    """
+    """Names the files in errors that transformers raises for damaged ones, and limits the model for [`check_size`]."""
     # Files lack what can be computed, such as sinusoidal positions.
     token = _MAX_WEIGHTS.set(None if num_weights is None else 2 * num_weights + (1 << 22))
     try:
@@ -166,14 +158,7 @@ def check_size(model: nn.Module) -> None:
 
 
 def check_loaded(model: nn.Module, info: Mapping[str, Any], source: str | os.PathLike) -> None:
-    """
-    Raises if weights are missing or not finite.
-
-    Args:
-        model (`nn.Module`): The model.
-        info (`Mapping[str, Any]`): What `from_pretrained` returns with `output_loading_info=True`.
-        source (`str` or `os.PathLike`): Folder or Hub id of the model.
-    """
+    """Raises if weights are missing, by the `output_loading_info` of `from_pretrained`, or not finite."""
     path = f"`{os.path.join(source, SAFE_WEIGHTS_NAME)}`"
     missing = sorted(info["missing_keys"])
     if missing:
@@ -222,7 +207,7 @@ def _members(folder: Path) -> list[str]:
 
 def _digest(path: Path) -> str:
     if path.name == CONFIG_NAME:
-        content = {name: value for name, value in read_json(path).items() if name not in _PUBLISHED}
+        content = {name: value for name, value in read_json(path).items() if name not in CODE_ENTRIES}
         if isinstance(content.get("encoder_config"), dict):
             content["encoder_config"] = {**content["encoder_config"], "_name_or_path": None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -260,12 +245,6 @@ def verify_files(name_or_path: str | os.PathLike, **hub_kwargs: Any) -> int:
     Compares the files of a model with the checksums in its training record, and returns how many there are.
 
     Checksums find damage. They do not show who wrote a model: whoever changes a file can change the record, too.
-
-    Args:
-        name_or_path (`str` or `os.PathLike`):
-            A folder or a model id on the Hub.
-        hub_kwargs:
-            As in [`resolve_file`].
     """
     digests = recorded_digests(name_or_path, **hub_kwargs)
     if not digests:

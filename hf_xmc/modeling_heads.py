@@ -56,14 +56,7 @@ class LevelHead(nn.Module):
 
     def forward(self, vectors: torch.Tensor, nodes: torch.Tensor | None = None) -> torch.Tensor:
         """
-        Returns the logits of nodes.
-
-        Args:
-            vectors (`torch.Tensor` of shape `(batch, dimensions)`):
-                Document vectors.
-            nodes (`torch.Tensor`, *optional*):
-                The nodes to score: of shape `(nodes,)` for all documents, of shape `(batch, nodes)` per document. All
-                nodes of the level by default.
+        Returns the logits of all nodes, or of `nodes`: `(nodes,)` for all documents, or `(batch, nodes)` per document.
         """
         vectors = vectors.to(self.weight.dtype)
         if nodes is None:
@@ -89,17 +82,11 @@ class BottleneckHead(LevelHead):
 
 class AdaptiveHead(nn.Module):
     """
-    The label head of APLC-XLNet: frequent labels and tail clusters of rarer labels.
+    The label head of APLC-XLNet: frequent labels, whose positions come first, and tail clusters of rarer labels.
 
     The level above has one node per frequent label, followed by one node per tail. It scores the frequent labels, so
     their conditional probability here is 1. The labels of tail `i` (counted from 1) are scored on a projection of the
     document vector to `dimensions / shrink ** i` numbers.
-
-    Args:
-        num_frequent (`int`): Number of frequent labels; their positions come first.
-        tails (`Sequence[int]`): Number of labels of each tail.
-        dimensions (`int`): Length of a document vector.
-        shrink (`float`): Factor by which the projection gets shorter from tail to tail.
     """
 
     def __init__(self, num_frequent: int, tails: Sequence[int], dimensions: int, shrink: float) -> None:
@@ -182,22 +169,12 @@ def search_heads(
     max_numbers: int = MAX_NUMBERS,
 ) -> Ranked:
     """
-    Finds the best nodes of the level of the last head by beam search.
+    Finds the best nodes of the level of the last head by beam search through all heads, coarsest first.
 
-    Args:
-        vectors (`torch.Tensor` of shape `(batch, dimensions)`):
-            Document vectors.
-        heads (`Sequence[LevelHead]`):
-            Heads of the levels, coarsest first. If the last one is an [`AdaptiveHead`], the search is exact and by
-            path, whatever `beam_size` and `by_path` are.
-        offsets (`Sequence[torch.Tensor]`):
-            For each head but the first, the offsets of the nodes of its level under each node of the level before,
-            see [`LabelTree.descendants`].
-        top_k (`int`): Number of nodes to return.
-        beam_size (`int`): Number of nodes kept per level; 0 keeps all.
-        loss (`str`): Loss of the heads.
-        by_path (`bool`): Whether to rank by the product of the probabilities along the path, not the last one alone.
-        max_numbers (`int`, *optional*): Bounds the memory, see [`MAX_NUMBERS`].
+    `offsets` has for each head but the first the offsets of the nodes of its level under each node of the level
+    before, see [`LabelTree.descendants`]. A `beam_size` of 0 keeps all nodes. `by_path` ranks by the product of the
+    probabilities along the path, not by the last one alone. If the last head is an [`AdaptiveHead`], the search is
+    exact and by path in any case. `max_numbers` bounds the memory.
     """
     widest = max((_numbers(*level, beam_size) for level in zip(heads[1:], offsets, strict=True)), default=0)
     batch_size = max(1, max_numbers // max(widest, heads[0].num_nodes))
@@ -468,17 +445,12 @@ def dynamic_candidates(
     Selects the candidates of a forward pass (LightXML): the children of the best and of the true nodes above.
 
     The siblings of true nodes are useful negatives from the first step on, when the level above is not trained yet.
-    `true_nodes`, `true_weights` and `negative_weight` are as in [`AdaptiveHead.loss`].
+    `logits` are those of the level above, `(batch, nodes above)`, and `offsets` the children of each node there, see
+    [`LabelTree.descendants`]. `true_nodes`, `true_weights` and `negative_weight` are as in [`AdaptiveHead.loss`].
 
-    Args:
-        logits (`torch.Tensor` of shape `(batch, nodes above)`): Logits of the level above.
-        offsets (`torch.Tensor`): Offsets of the children of each node above, see [`LabelTree.descendants`].
-        beam_size (`int`): Number of nodes above whose children are candidates.
-
-    Returns:
-        `dict[str, torch.Tensor]`: `nodes`, the sorted union of the candidates of all documents, and `targets` and
-        `weights` of shape `(batch, nodes)`; the weight is 0 where a node is not a candidate of the document. Documents
-        share most candidates: one product with the union is faster than rows gathered for each document.
+    Returns `nodes`, the sorted union of the candidates of all documents, and `targets` and `weights` of shape `(batch,
+    nodes)`; the weight is 0 where a node is not a candidate of the document. Documents share most candidates: one
+    product with the union is faster than rows gathered for each document.
     """
     best = logits.detach().topk(min(beam_size, logits.shape[1]), dim=1).indices
     chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, best, True)

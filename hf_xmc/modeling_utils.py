@@ -200,15 +200,19 @@ class PredictMixin:
             scores, indices = hierarchy.with_ancestors(scores, indices)
         return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
 
+    def checked_labels(self) -> Labels:
+        """Returns the labels; raises if there are none."""
+        if self.labels is None:
+            raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
+        return self.labels
+
     def check_hierarchy(self, level: int | None, with_parents: bool = False) -> Hierarchy | None:
         """Returns the hierarchy that predictions need; raises if there is none, or no such level."""
         if not isinstance(with_parents, bool):
             raise TypeError(f"`with_parents` must be True or False, not {with_parents!r:.80}.")
         if level is None and not with_parents:
             return None
-        if self.labels is None:
-            raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
-        hierarchy = self.labels.checked_hierarchy()
+        hierarchy = self.checked_labels().checked_hierarchy()
         if level is not None:
             hierarchy.check_level(level)
         return hierarchy
@@ -222,15 +226,11 @@ class PredictMixin:
         """Returns the labels that a prediction may choose from, see [`~Labels.restrict`]; `None` for all."""
         if labels is None and exclude is None and under is None:
             return None
-        if self.labels is None:
-            raise ValueError("The model has no labels to choose from. Train it, or load a trained one.")
-        return self.labels.restrict(labels, exclude, under)
+        return self.checked_labels().restrict(labels, exclude, under)
 
     def name_labels(self, output: XMCOutput) -> list[list[tuple[str, float]]]:
         """Returns the (label, score) pairs of an output, best first, without padding."""
-        if self.labels is None:
-            raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
-        names = self.labels.names
+        names = self.checked_labels().names
         assert output.scores is not None and output.indices is not None
         scores = output.scores.tolist()
         if math.isnan(sum(map(sum, scores))):

@@ -22,7 +22,6 @@ from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
 from .loading import check_size
 from .modeling_heads import Head, LevelHeads
-from .modeling_parts import PartsMixin
 from .modeling_utils import PredictMixin, XMCPreTrainedModel
 from .output import XMCOutput, mix_scores
 from .restriction import Restriction
@@ -49,7 +48,7 @@ PREDICT_WITH = ("all", "both", *PARTS)
 SORT_CHUNK = 4096
 
 
-class XMCForTextClassification(PredictMixin, PartsMixin, LabelEditingMixin, XMCPreTrainedModel):
+class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedModel):
     """
     Predicts a few of very many labels for texts or vectors.
 

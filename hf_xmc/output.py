@@ -40,16 +40,7 @@ class XMCOutput(ModelOutput):
 def mix_scores(
     ranker_scores: torch.Tensor, head_scores: torch.Tensor, indices: torch.Tensor, heads_weight: float, top_k: int
 ) -> XMCOutput:
-    """
-    Returns the best labels by the weighted mean of two scores.
-
-    Args:
-        ranker_scores (`torch.Tensor` of shape `(batch, labels)`): Scores of the ranker.
-        head_scores (`torch.Tensor` of shape `(batch, labels)`): Scores of the heads.
-        indices (`torch.Tensor` of shape `(batch, labels)`): The labels, padded with -1.
-        heads_weight (`float`): Weight of the heads, 0 to 1.
-        top_k (`int`): Number of labels per document.
-    """
+    """Returns the best labels by the weighted mean of two scores of `indices`, which are padded with -1."""
     mixed = (1 - heads_weight) * ranker_scores + heads_weight * head_scores
     scores, best = mixed.masked_fill(indices < 0, -1).topk(min(top_k, mixed.shape[1]), dim=1)
     padding = (0, top_k - scores.shape[1])

@@ -11,7 +11,7 @@ from .features import Features
 from .kernels_search import squared_norms
 from .kernels_solver import train_blocks
 from .label_tree import LabelTree
-from .linear_ranker import LOSSES, LinearRanker, RankerWeights, dense_part, first_node, sparse_part
+from .linear_ranker import LOSSES, LinearRanker, RankerWeights, blocks_of, dense_part, first_node, sparse_part
 from .simd import HEADER, LANES
 
 # Costs of positive and negative documents, chosen on validation documents so that new labels neither push others aside
@@ -36,8 +36,7 @@ class NewLabels:
         clusters (`np.ndarray`): The cluster of each label: its parent, a node of the level above the labels.
         documents ([`Features`]): Documents, in the features of the ranker.
         targets (`csr_matrix`): `(documents, new labels)`, ones for the labels of each document.
-        vectors (`np.ndarray`, *optional*):
-            Dense features of the documents of each old label, `(labels, dimensions)` of unit length.
+        vectors (`np.ndarray`, *optional*): Unit vectors of the documents of each old label, `(labels, dimensions)`.
         dense_norm (`float`, *optional*, defaults to 1.0): Norm of the dense features of a document.
     """
 
@@ -50,22 +49,17 @@ class NewLabels:
 
 def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> LinearRanker:
     """
-    Returns a ranker with further labels.
+    Returns a ranker with further labels; `tree` is its tree with these labels.
 
     The classifier of a new label is trained on its documents. Negatives are the documents of other new labels of the
     cluster and a stand-in for each old one, see [`documents_of_classifiers`].
 
     The new labels of a cluster are blocks of their own: with another feature in a block, the sums of the other
     classifiers there would be rounded differently.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        tree ([`LabelTree`]): Its tree with the new labels.
-        new ([`NewLabels`]): The new labels.
     """
     old, width = ranker.weights, ranker.num_dense + 1
     clusters, counts = np.unique(new.clusters, return_counts=True)
-    blocks = _blocks(counts)
+    blocks = blocks_of(counts)
     parts = [
         _train(ranker, new, clusters, blocks[(blocks[:, 0] >= start) & (blocks[:, 0] < start + _CLUSTERS_AT_A_TIME)])
         for start in range(0, len(clusters), _CLUSTERS_AT_A_TIME)
@@ -82,20 +76,15 @@ def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> Linear
         np.insert(old.dense, np.repeat(at * width, width), dense, axis=0),
         np.insert(np.diff(ranker.block_child), at, blocks[:, 2]).astype(np.uint8),
     )
-    return _like(ranker, tree, weights)
+    return LinearRanker(tree, weights, **ranker.settings)
 
 
 def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) -> LinearRanker:
     """
-    Returns a ranker for the nodes that are left.
+    Returns a ranker for the nodes that are left, marked as by [`LabelTree.without_labels`], which also gives the tree.
 
     Records stay even if all their weights are gone: without them, the sums of the other classifiers of the block would
     be rounded differently.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        tree ([`LabelTree`]): Its tree without the other nodes, see [`LabelTree.without_labels`].
-        is_left (`np.ndarray`): Marks the nodes, numbered level by level from the root.
     """
     old, width = ranker.weights, ranker.num_dense + 1
     first, begin = ranker.block_child[0], ranker.block_child
@@ -119,26 +108,18 @@ def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) ->
         rows = slice(weights.row_begin[at], weights.row_begin[at + 1])
         for array in (codes[rows], weights.dense[at * width : (at + 1) * width]):
             array[:, : len(lanes)], array[:, len(lanes) :] = array[:, lanes], 0
-    return _like(ranker, tree, weights)
+    return LinearRanker(tree, weights, **ranker.settings)
 
 
 def documents_of_classifiers(
     ranker: LinearRanker, clusters: np.ndarray, vectors: np.ndarray | None = None
 ) -> tuple[Features, np.ndarray]:
     """
-    Returns a document for each label of some clusters, made of the positive weights of its classifier.
+    Returns a document for each label of some clusters, from the positive weights of its classifier, and its cluster.
 
-    It stands for the documents of the label, of which a ranker keeps nothing else.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        clusters (`np.ndarray`): Nodes of the level above the labels, ascending.
-        vectors (`np.ndarray`, *optional*):
-            Dense part of the document of each label. By default all dense weights of its classifier: a poor choice,
-            as it lacks what all documents have in common.
-
-    Returns:
-        `tuple[Features, np.ndarray]`: the documents, of unit length, and the cluster of each.
+    It stands for the documents of the label, of which a ranker keeps nothing else, and has unit length. The clusters
+    ascend. `vectors` are the dense parts of the documents of each label. By default they are all dense weights of its
+    classifier: a poor choice, as it lacks what all documents have in common.
     """
     tree, weights, width = ranker.tree, ranker.weights, ranker.num_dense + 1
     first, offsets = first_node(tree, tree.depth), tree.child_offsets[-1]
@@ -197,15 +178,6 @@ def _train(ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: n
     )  # fmt: skip
 
 
-def _blocks(counts: np.ndarray) -> np.ndarray:
-    """(cluster, first label, number of labels) of the blocks of clusters with so many new labels."""
-    per_cluster = -(-counts // LANES)
-    cluster = np.repeat(np.arange(len(counts)), per_cluster)
-    within = np.arange(len(cluster)) - np.repeat(np.cumsum(per_cluster) - per_cluster, per_cluster)
-    first = (np.cumsum(counts) - counts)[cluster] + within * LANES
-    return np.stack([cluster, first, np.minimum(LANES, counts[cluster] - within * LANES)], axis=1)
-
-
 def _offsets(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -213,16 +185,3 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 def _codes(records: np.ndarray) -> np.ndarray:
     """The weights of records without their scales, `(records, LANES)`."""
     return records[:, HEADER:] if records.shape[1] == HEADER + LANES else records.view(np.float32)[:, HEADER // 4 :]
-
-
-def _like(ranker: LinearRanker, tree: LabelTree, weights: RankerWeights) -> LinearRanker:
-    return LinearRanker(
-        tree,
-        weights,
-        num_sparse=ranker.num_sparse,
-        num_dense=ranker.num_dense,
-        loss=ranker.loss,
-        ranking=ranker.ranking,
-        beam_size=ranker.beam_size,
-        first_level=ranker.first_level,
-    )

@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import TASK
-from .loading import update_digests
+from .loading import CODE_ENTRIES, update_digests
 from .serialization import MAX_SHARD_SIZE, atomic_write, read_json, remove_files, staged_files, write_json, written
 
 # All classes are loaded from this module: transformers imports each module that `config.json` names, with all that it
@@ -27,7 +27,6 @@ CLASSES = {
     "hf-xmc": ("XMCConfig", "XMCForTextClassification"),
     "hf-xmc-ensemble": ("XMCEnsembleConfig", "XMCEnsemble"),
 }
-CODE_ENTRIES = ("auto_map", "custom_pipelines")
 _CUSTOM_PIPELINES = {
     TASK: {"impl": f"{_ENTRY}.ExtremeTextClassificationPipeline", "pt": ["AutoModel"], "default": {}, "type": "text"}
 }

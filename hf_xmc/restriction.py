@@ -12,14 +12,10 @@ MAX_EXHAUSTIVE = 1024
 
 class Restriction:
     """
-    The labels that a prediction may return, see [`~Labels.restrict`].
+    The labels, `ids` of all `num_labels`, that a prediction may return, see [`~Labels.restrict`].
 
     Up to 1,024 permitted labels are all scored, so that the best ones are found exactly. Of more labels, a beam search
     through the nodes above permitted labels finds the best ones, as it does without a restriction.
-
-    Args:
-        ids (`np.ndarray`): The permitted labels.
-        num_labels (`int`): Number of all labels.
     """
 
     def __init__(self, ids: np.ndarray, num_labels: int) -> None:

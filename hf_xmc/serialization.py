@@ -33,15 +33,8 @@ def resolve_file(name_or_path: str | os.PathLike, filename: str, *, required: bo
     """
     Returns the path of one file of a model, which is downloaded if `name_or_path` is a Hub id.
 
-    Args:
-        name_or_path (`str` or `os.PathLike`):
-            A local folder or a model id on the Hub.
-        filename (`str`):
-            Name of the file.
-        required (`bool`, *optional*, defaults to `True`):
-            Whether a missing file is an error; otherwise `None` is returned.
-        hub_kwargs:
-            `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder` as in `from_pretrained`.
+    A missing file is an error if it is `required`; otherwise `None` is returned. `hub_kwargs` are `revision`, `token`,
+    `cache_dir`, `local_files_only` and `subfolder` as in `from_pretrained`.
     """
     if os.path.isdir(name_or_path):
         path = Path(name_or_path, hub_kwargs.get("subfolder") or "", filename)
@@ -107,14 +100,6 @@ def check_links(folder: str | os.PathLike) -> None:
 def check_model_type(name_or_path: str | os.PathLike, model_type: str, **hub_kwargs) -> None:
     """
     Raises an error if there is no model, or a model of another type. transformers would load it without an error.
-
-    Args:
-        name_or_path (`str` or `os.PathLike`):
-            A local folder or a model id on the Hub.
-        model_type (`str`):
-            The expected type in `config.json`.
-        hub_kwargs:
-            As in [`resolve_file`].
     """
     path = str(resolve_file(name_or_path, "config.json", **hub_kwargs))
     content = read_json(path)
@@ -279,12 +264,7 @@ def _sort_metadata(path: str) -> None:
 
 
 def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """
-    Opens a safetensors file written by [`save_tensors`].
-
-    Returns:
-        The memory-mapped arrays by name, and the metadata of the file.
-    """
+    """Opens a file of [`save_tensors`]; returns the memory-mapped arrays by name, and the metadata of the file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -323,17 +303,8 @@ def save_sharded(
     """
     Writes arrays as `filename` or, if they are larger than `max_shard_size`, as numbered shards and an index.
 
-    Arrays are not split, so that each can be memory-mapped: a larger array gets a shard of its own.
-
-    Args:
-        folder (`str` or `os.PathLike`):
-            Folder; created if it does not exist.
-        filename (`str`):
-            Name of the file, such as `ranker.safetensors`; shards are named `ranker-00001-of-00002.safetensors`.
-        tensors, kind, metadata:
-            As in [`save_tensors`].
-        max_shard_size (`int` or `str`, *optional*, defaults to `"50GB"`):
-            Largest size of a file, in bytes or as `"5GB"`.
+    Arrays are not split, so that each can be memory-mapped: a larger array gets a shard of its own. The shards of
+    `ranker.safetensors` are named `ranker-00001-of-00002.safetensors`.
     """
     # Imported here: not needed to load a model.
     from huggingface_hub.serialization import split_state_dict_into_shards_factory
@@ -361,8 +332,7 @@ def load_sharded(
     """
     Opens the files of [`save_sharded`] in a folder or on the Hub; the arguments are those of [`resolve_file`].
 
-    Returns:
-        The memory-mapped arrays by name, the metadata of the files, and the file of each array.
+    Returns the memory-mapped arrays by name, the metadata of the files, and the file of each array.
     """
     index = resolve_file(name_or_path, index_name(filename), required=False, **hub_kwargs)
     if index is None:

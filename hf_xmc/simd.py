@@ -123,48 +123,36 @@ def _add(context: Any, builder: ir.IRBuilder, locate: Any, begin: ir.Value, end:
     return context.get_dummy_value()
 
 
-@intrinsic
-def lane_dot(typingctx, rows, values, begin, end, weights, out):
-    """`out[:LANES] += sum(values[p] * weights[rows[p]] for p in range(begin, end))`; float32 (rows, LANES) weights."""
+def _with_rows(act: Any) -> Any:
+    """Intrinsic for float32 (rows, LANES) weights; `lanes` is the output of `_dot` or the input of `_add`."""
 
-    def codegen(context, builder, signature, args):
-        out = _data(context, builder, signature.args[5], args[5])
-        return _dot(context, builder, _float_rows(context, builder, signature, args), args[2], args[3], out)
+    def typing(typingctx, rows, values, begin, end, weights, lanes):
+        def codegen(context, builder, signature, args):
+            lanes = _data(context, builder, signature.args[5], args[5])
+            return act(context, builder, _float_rows(context, builder, signature, args), args[2], args[3], lanes)
 
-    return types.void(rows, values, types.int64, types.int64, weights, out), codegen
+        return types.void(rows, values, types.int64, types.int64, weights, lanes), codegen
 
-
-@intrinsic
-def lane_add(typingctx, rows, values, begin, end, weights, delta):
-    """`weights[rows[p]] += values[p] * delta[:LANES]` for every `begin <= p < end`."""
-
-    def codegen(context, builder, signature, args):
-        delta = _data(context, builder, signature.args[5], args[5])
-        return _add(context, builder, _float_rows(context, builder, signature, args), args[2], args[3], delta)
-
-    return types.void(rows, values, types.int64, types.int64, weights, delta), codegen
+    return intrinsic(typing)
 
 
-@intrinsic
-def lane_dot_run(typingctx, values, begin, end, weights, first_row, out):
-    """As `lane_dot` for the consecutive rows `first_row, first_row + 1, …`: the dense part of the features."""
+def _with_run(act: Any) -> Any:
+    """The same for the consecutive rows `first_row, first_row + 1, …`: the dense part of the features."""
 
-    def codegen(context, builder, signature, args):
-        out = _data(context, builder, signature.args[5], args[5])
-        return _dot(context, builder, _float_run(context, builder, signature, args), args[1], args[2], out)
+    def typing(typingctx, values, begin, end, weights, first_row, lanes):
+        def codegen(context, builder, signature, args):
+            lanes = _data(context, builder, signature.args[5], args[5])
+            return act(context, builder, _float_run(context, builder, signature, args), args[1], args[2], lanes)
 
-    return types.void(values, types.int64, types.int64, weights, types.int64, out), codegen
+        return types.void(values, types.int64, types.int64, weights, types.int64, lanes), codegen
+
+    return intrinsic(typing)
 
 
-@intrinsic
-def lane_add_run(typingctx, values, begin, end, weights, first_row, delta):
-    """As `lane_add` for the consecutive rows `first_row, first_row + 1, …`."""
-
-    def codegen(context, builder, signature, args):
-        delta = _data(context, builder, signature.args[5], args[5])
-        return _add(context, builder, _float_run(context, builder, signature, args), args[1], args[2], delta)
-
-    return types.void(values, types.int64, types.int64, weights, types.int64, delta), codegen
+# `out[:LANES] += sum(values[p] * weights[rows[p]] for p in range(begin, end))`
+lane_dot, lane_dot_run = _with_rows(_dot), _with_run(_dot)
+# `weights[rows[p]] += values[p] * delta[:LANES]` for every `begin <= p < end`
+lane_add, lane_add_run = _with_rows(_add), _with_run(_add)
 
 
 def _packed_dot(vector_type: ir.VectorType, convert: Any) -> Any:

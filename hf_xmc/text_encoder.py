@@ -102,13 +102,8 @@ def pool(states: Sequence[torch.Tensor], mask: torch.Tensor, pooling: str) -> to
     """
     Returns one float32 vector of unit length per document.
 
-    Args:
-        states (`Sequence[torch.Tensor]`):
-            Token states `(batch, tokens, dimensions)` of one or several layers, which are concatenated.
-        mask (`torch.Tensor` of shape `(batch, tokens)`):
-            1 for tokens, 0 for padding.
-        pooling (`str`):
-            `"mean"` of all tokens, `"cls"` (first token) or `"last"` (last token).
+    `states` are the token states `(batch, tokens, dimensions)` of one or several layers, which are concatenated,
+    `mask` is 0 for padding. `pooling` is `"mean"` of all tokens, `"cls"` (first token) or `"last"` (last token).
     """
     if pooling == "mean":
         share = mask / mask.sum(dim=1, keepdim=True).clamp(min=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from typing import Any
 
@@ -34,3 +35,13 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 def count_threads(num_threads: int | None) -> int:
     """Checks a number of threads; `None` stands for all available cores."""
     return available_cores() if num_threads is None else check_count("num_threads", num_threads)
+
+
+def run_in_threads(run: Callable[[int], None], starts: range, num_threads: int | None) -> None:
+    """Calls a function, whose compiled loop releases the GIL, with the start of each task."""
+    if len(starts) <= 1 or count_threads(num_threads) == 1:
+        for start in starts:
+            run(start)
+    else:
+        with ThreadPoolExecutor(count_threads(num_threads)) as pool:
+            list(pool.map(run, starts))

@@ -124,7 +124,6 @@ def test_encoder_options_are_arguments_of_the_model():
     assert set(options) == {declared.name for declared in dataclasses.fields(EncoderArguments)} - {
         "name",
         "lora_rank",
-        "lora_alpha",
     }
 
 

@@ -58,16 +58,18 @@ def serve(module: str, *, train: Train, load: Load, top_ids: TopIds, setup: Setu
     parser.add_argument("--setting", default="default")
     parser.add_argument("--output")
     args = parser.parse_args()
+    given = args.work, args.model, args.threads, args.setting
+    actions: dict[str, Any] = {"train": lambda: train(*given), "predict": lambda: _predict(args, load, top_ids)}
+    respond(module, actions.get(args.action, lambda: setup and setup(*given)))
+
+
+def respond(module: str, action: Callable[[], dict[str, Any] | None]) -> None:
+    """Imports a module and runs an action, both under the clock, and writes what it returns."""
     start = time.perf_counter()
     importlib.import_module(module)
     answer: dict[str, Any] = {"import_s": time.perf_counter() - start}
     start = time.perf_counter()
-    if args.action == "train":
-        answer.update(train(args.work, args.model, args.threads, args.setting))
-    elif args.action == "predict":
-        answer.update(_predict(args, load, top_ids))
-    elif setup is not None:
-        setup(args.work, args.model, args.threads, args.setting)
+    answer.update(action() or {})
     answer["total_s"] = time.perf_counter() - start
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 

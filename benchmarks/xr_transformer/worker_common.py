@@ -12,9 +12,7 @@ module runs in the environment of every system, so it imports numpy and scipy on
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from benchmarks.linear.worker_common import LATENCY_DOCUMENTS, LATENCY_TOP_K, TOP_K, load_matrix
+from benchmarks.linear.worker_common import LATENCY_DOCUMENTS, LATENCY_TOP_K, TOP_K, load_matrix, respond
 
 # Texts of the labels by name, for options of hf_xmc that read them.
 LABEL_TEXTS_FILE = "label_texts.json"
@@ -87,18 +85,9 @@ def serve(module: str, *, train: Work, load: Load, top_ids: TopIds, setup: Work 
     parser.add_argument("--output")
     parser.add_argument("--all", action="store_true")
     args = parser.parse_args()
-    start = time.perf_counter()
-    importlib.import_module(module)
-    answer: dict[str, Any] = {"import_s": time.perf_counter() - start}
-    start = time.perf_counter()
-    if args.action == "train":
-        answer.update(train(args.work, args.model, args.threads, args.options))
-    elif args.action == "predict":
-        answer.update(_predict(args, load, top_ids))
-    elif setup is not None:
-        setup(args.work, args.model, args.threads, args.options)
-    answer["total_s"] = time.perf_counter() - start
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    given = args.work, args.model, args.threads, args.options
+    actions: dict[str, Any] = {"train": lambda: train(*given), "predict": lambda: _predict(args, load, top_ids)}
+    respond(module, actions.get(args.action, lambda: setup and setup(*given)))
 
 
 def text_file(work: str, split: str) -> str:

@@ -79,10 +79,7 @@ def prepare_dataset(
 
 def documents_digest(dataset: Dataset) -> str:
     """
-    A fingerprint of the content of documents and their labels, in this order.
-
-    Args:
-        dataset (`datasets.Dataset`): Documents as [`prepare_dataset`] returns them.
+    A fingerprint of the content of documents and their labels, as [`prepare_dataset`] returns them, in this order.
     """
     fingerprint = hashlib.blake2b(digest_size=16)
     columns = dataset.select_columns(sorted(dataset.column_names)).with_format("arrow")
@@ -234,17 +231,10 @@ def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
 
 def feature_matrix(dataset: Dataset, num_features: int | None = None) -> csr_matrix:
     """
-    Converts a dataset of vectors to a sparse document × feature matrix.
+    Converts `feature_ids` and `feature_values` of a dataset to a `(documents, features)` matrix with sorted indices.
 
-    Args:
-        dataset (`datasets.Dataset`):
-            Documents with the columns `feature_ids` and `feature_values`. Ids may be in any order. Repeated or
-            negative ids, NaN and infinity are errors.
-        num_features (`int`, *optional*):
-            Number of columns. Features beyond it are ignored with a warning. Default: the largest id plus one.
-
-    Returns:
-        `scipy.sparse.csr_matrix`: float32 with sorted indices.
+    Ids may be in any order. Repeated or negative ids, NaN and infinity are errors, and features beyond `num_features`
+    (by default the largest id plus one) are ignored with a warning.
     """
     for name in ("feature_ids", "feature_values"):
         if name not in dataset.column_names:
@@ -310,17 +300,9 @@ def check_rows(
     num_features: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Checks sparse rows and sorts each by feature id.
+    Checks sparse rows and sorts each by feature id; returns the same arrays if they were sorted already.
 
-    Args:
-        offsets (`np.ndarray`): Row i has the entries `offsets[i]` to `offsets[i + 1]`; the first offset is 0.
-        ids (`np.ndarray`): Feature ids, in any order within a row.
-        values (`np.ndarray`): Feature values.
-        place (`Callable[[int], str]`): Describes row i in error messages.
-        num_features (`int`, *optional*): Upper limit of the ids.
-
-    Returns:
-        `ids` and `values`, sorted within rows; the same arrays if they were sorted already.
+    Row i has the entries `offsets[i]` to `offsets[i + 1]`; the first offset is 0. `place` describes row i in errors.
     """
     _raise_at(ids < 0, offsets, lambda i: f"the negative feature id {ids[i]}", "Feature ids start at 0.", place)
     if num_features is not None:

@@ -19,7 +19,7 @@ from datasets import Dataset, Features, List, Value
 
 from .columns import is_text, missing_column, prepare_dataset
 from .formats import has_xmc_header
-from .readers import extension_of, folder_splits, load_xmc_dataset, split_name
+from .readers import TABLES, extension_of, folder_splits, load_xmc_dataset, split_name
 from .streams import cached_dataset, open_bytes, text_lines
 
 Batch = dict[str, list[Any]]
@@ -27,20 +27,14 @@ Batch = dict[str, list[Any]]
 
 VECTOR_COLUMNS = {"feature_ids": List(Value("int64")), "feature_values": List(Value("float64"))}
 _ROWS_PER_TABLE = 1000
-_EXTENSIONS = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".svm", ".xlsx")
+_EXTENSIONS = (*TABLES, ".txt", ".svm")
 _JSON_TYPES = {"int": "int64", "float": "float64", "str": "string", "bool": "bool"}
 
 
 @dataclass(frozen=True)
 class CorpusColumns:
     """
-    The columns to read from each document.
-
-    Args:
-        text (`tuple[str, ...]`, *optional*, defaults to `("text",)`): Columns of the texts, if they are needed.
-        vectors (`bool`, *optional*, defaults to `False`): Whether to read `feature_ids` and `feature_values`.
-        keep (`tuple[str, ...]`, *optional*): Columns to copy to the output.
-        sheet (`str`, *optional*): Sheet of an Excel file.
+    The columns to read: of texts, vectors if they are needed, and those to copy; `sheet` is that of an Excel file.
     """
 
     text: tuple[str, ...] = ("text",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,8 @@ _ROWS_PER_TABLE = 1000
 
 
 def read_excel(path: Path, split: str, sheet: str | None = None, cache_dir: str | None = None) -> Dataset:
-    """
-    Reads a sheet of an Excel file. Its first row with values has the names of the columns.
-
-    Args:
-        path (`Path`): The file, `.xlsx`.
-        split (`str`): Name of the split.
-        sheet (`str`, *optional*): Name of the sheet; required if several have rows.
-        cache_dir (`str`, *optional*): Folder of the Arrow file; by default the cache of `datasets`.
-    """
-    with _Workbook(path) as workbook:
+    """Reads a sheet of an Excel file, which must be named if several have rows. The first row names the columns."""
+    with closing(_open(path)) as workbook:
         sheets = [name for name in workbook.sheetnames if next(_rows(workbook[name]), None) is not None]
         if sheet is not None and sheet not in workbook.sheetnames:
             raise ValueError(f"`{path}` has no sheet `{sheet}`; it has {', '.join(workbook.sheetnames)}.")
@@ -44,24 +37,15 @@ def read_excel(path: Path, split: str, sheet: str | None = None, cache_dir: str 
     return cached_dataset(_excel_tables, options, features, files=[path], split=split, cache_dir=cache_dir)
 
 
-class _Workbook:
-    """An open workbook."""
-
-    def __init__(self, path: str | Path) -> None:
-        try:
-            from openpyxl import load_workbook
-        except ImportError as error:
-            raise ImportError(f"`{path}` needs openpyxl: pip install 'hf-xmc[excel]'.") from error
-        try:
-            self._workbook = load_workbook(path, read_only=True, data_only=True)
-        except (BadZipFile, KeyError, ValueError) as error:
-            raise ValueError(f"`{path}` cannot be read as an Excel file ({error}). Save it again as .xlsx.") from error
-
-    def __enter__(self) -> Any:
-        return self._workbook
-
-    def __exit__(self, *exception: object) -> None:
-        self._workbook.close()
+def _open(path: str | Path) -> Any:
+    try:
+        from openpyxl import load_workbook
+    except ImportError as error:
+        raise ImportError(f"`{path}` needs openpyxl: pip install 'hf-xmc[excel]'.") from error
+    try:
+        return load_workbook(path, read_only=True, data_only=True)
+    except (BadZipFile, KeyError, ValueError) as error:
+        raise ValueError(f"`{path}` cannot be read as an Excel file ({error}). Save it again as .xlsx.") from error
 
 
 def _rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
@@ -71,7 +55,7 @@ def _rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _excel_tables(path: str, sheet: str, names: dict[int, str]) -> Iterator[pa.Table]:
-    with _Workbook(path) as workbook:
+    with closing(_open(path)) as workbook:
         rows = _rows(workbook[sheet])
         next(rows)
         while batch := list(islice(rows, _ROWS_PER_TABLE)):

@@ -14,9 +14,9 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def pecos_tables(labels: str, vectors: str | None, text: str | None, folder: str
     """Reads the files of a split in parallel and yields a table for each block of rows."""
     names = pecos_label_names(Path(folder))
     lines = None if text is None else text_lines(text)
-    with CsrStream(labels) as y, CsrStream(vectors or labels) as x:
+    with closing(CsrStream(labels)) as y, closing(CsrStream(vectors or labels)) as x:
         if x.shape[0] != y.shape[0]:
             raise ValueError(f"`{vectors}` has {x.shape[0]} rows, `{labels}` has {y.shape[0]}. Take files of one set.")
         if names is not None and len(names) != y.shape[1]:
@@ -140,12 +140,9 @@ def _label_lists(offsets: np.ndarray, ids: np.ndarray, values: np.ndarray, names
 
 class CsrStream:
     """
-    A sparse matrix in an npz file, read row block after row block in one pass.
+    A sparse matrix in an npz file of scipy or PECOS, read row block after row block in one pass.
 
     Files in column order (csc) or another of scipy's formats cannot be read in this way and are loaded whole.
-
-    Args:
-        path (`str`): File written by `scipy.sparse.save_npz` or by PECOS, compressed or not.
     """
 
     def __init__(self, path: str):
@@ -229,12 +226,8 @@ class CsrStream:
             raise self._damaged("it ends too early")
         return np.frombuffer(content, kind)
 
-    def __enter__(self) -> CsrStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         self._zip.close()
 
 

@@ -94,15 +94,10 @@ def cached_dataset(
     cache_dir: str | None = None,
 ) -> datasets.Dataset:
     """
-    Writes the tables of a generator to the cache, unless it has them, and returns the memory-mapped dataset.
+    Writes `tables(**options)` to the cache, unless it has them, and returns the memory-mapped dataset.
 
-    Args:
-        tables (`Callable`): Generator function of tables with the columns of `features`, called with `options`.
-        options (`dict`): Arguments of `tables`.
-        features (`datasets.Features`): Columns of the dataset.
-        files (`list[Path]`): All files that are read. The cache is not used if one of them has changed.
-        split (`str`, *optional*, defaults to `"train"`): Name of the split.
-        cache_dir (`str`, *optional*): Folder of the Arrow file; by default the cache of `datasets`.
+    The cache is not used if one of `files`, all files that are read, has changed. `cache_dir` is by default the cache
+    of `datasets`.
     """
     key = hashlib.sha256(repr((_READER_VERSION, tables.__qualname__, sorted(options.items()), split)).encode())
     for path in files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -97,19 +98,10 @@ def vocabulary_beside(
     language: str | Sequence[str] | None = None,
 ) -> LabelVocabulary | Literal[False] | None:
     """
-    Returns the vocabulary for a training.
+    Returns the vocabulary for a training; `None` if there is none, `False` if none is wanted, not even names.
 
-    Args:
-        data (`str`, *optional*):
-            Folder, file or Hub id of the documents.
-        label_texts (`bool`, `str`, `os.PathLike` or `Mapping`, *optional*):
-            What [`load_vocabulary`] loads; `True` for the vocabulary beside the data, `None` for the same if the
-            folder has any, `False` for none.
-        language (`str` or `Sequence[str]`, *optional*):
-            See [`load_vocabulary`].
-
-    Returns:
-        [`LabelVocabulary`]; `None` if there is none; `False` if none is wanted, not even names that are words.
+    `label_texts` is what [`load_vocabulary`] loads; `True` stands for the vocabulary beside the data, `None` for the
+    same if the folder has any, `False` for none.
     """
     if label_texts is False:
         return False
@@ -134,10 +126,6 @@ def load_label_texts(path: str | os.PathLike) -> dict[str, str]:
 def load_label_list(path: str | os.PathLike, *columns: str) -> list[list[str]]:
     """
     Loads columns of labels, the first one `label`, from a table; or, if it is the only one, the lines of a text file.
-
-    Args:
-        path (`str` or `os.PathLike`): A table (parquet, jsonl, json, csv, tsv, xlsx), or a file `.txt`.
-        columns (`str`): Names of further columns.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -266,15 +254,9 @@ def _read_table(table: Dataset) -> LabelVocabulary:
             entries[label] = LabelVocabulary({label: {**values, "parents": ()}})[label]
         except (TypeError, ValueError) as error:
             raise type(error)(f"Row {row}: {error}") from error
-    if "parents" not in columns:
-        return LabelVocabulary(entries)
-    parents = columns["parents"]
-    return LabelVocabulary(
-        {
-            label: LabelEntry(entry.name, entry.synonyms, entry.description, tuple(dict.fromkeys(map(str, above))))
-            for (label, entry), above in zip(entries.items(), parents, strict=True)
-        }
-    )
+    parents = columns.get("parents") or [()] * len(entries)
+    described = zip(entries.items(), parents, strict=True)
+    return LabelVocabulary({label: replace(entry, parents=tuple(above)) for (label, entry), above in described})
 
 
 def _labels_of(values: Sequence[Any], column: str) -> Iterator[str]:

@@ -45,7 +45,6 @@ import numpy as np
 from scipy import sparse
 
 from ..hierarchy import Hierarchy
-from .hierarchical import count_with_ancestors
 from .metric_checks import check_counts, check_increasing, check_indices, check_rows, check_truth
 
 # Documents per step of an update, which bounds the temporary arrays.
@@ -302,9 +301,7 @@ class XMCMetrics:
         _add(self._tables["predicted"], self._first_k[filled_places], filled_labels)
         _add(self._tables["correct"], self._first_k[hit_places], hit_labels)
         if self.hierarchy is not None:
-            counts = count_with_ancestors(self.hierarchy, self.ks, indices, rows, labels)
-            for name, values in zip(("true_above", "predicted_above", "shared_above"), counts, strict=True):
-                self._tables[name] += values
+            self._count_with_ancestors(self.hierarchy, indices, rows, labels)
         if self.counts is None:
             return
         self._add_gains("", self._classes[hit_labels], positives[hit_rows], hit_places)
@@ -314,6 +311,19 @@ class XMCMetrics:
         places = np.arange(len(ranked)) - offsets[rows]
         kept = places < self.ks[-1]
         self._add_gains("ideal_", ranked[kept] % num_classes, positives[rows[kept]], places[kept])
+
+    def _count_with_ancestors(
+        self, hierarchy: Hierarchy, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    ) -> None:
+        """Adds the sizes of the sets of true labels, of predicted ones and of what they share, with all ancestors."""
+        width = max(len(hierarchy), int(indices.max(initial=0)) + 1, int(labels.max(initial=0)) + 1)
+        true = _with_ancestors(hierarchy, rows, labels, width)
+        self._tables["true_above"] += len(true)
+        for i, k in enumerate(self.ks):
+            places = np.nonzero(indices[:, :k] >= 0)
+            found = _with_ancestors(hierarchy, places[0], indices[places].astype(np.int64), width)
+            self._tables["predicted_above"][i] += len(found)
+            self._tables["shared_above"][i] += len(np.intersect1d(found, true, assume_unique=True))
 
     def _add_gains(self, prefix: str, classes: np.ndarray, positives: np.ndarray, places: np.ndarray) -> None:
         """Adds hits, given by the label's class, the document's number of true labels and the rank, to the gains."""
@@ -406,6 +416,14 @@ def _isin_sorted(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
     if not len(ordered):
         return np.zeros(values.shape, bool)
     return ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+
+
+def _with_ancestors(hierarchy: Hierarchy, rows: np.ndarray, labels: np.ndarray, width: int) -> np.ndarray:
+    """The labels of documents and their ancestors, as unique numbers `row * width + label`."""
+    known = labels < len(hierarchy)
+    reached = hierarchy.closure[labels[known]]
+    pairs = np.repeat(rows[known], np.diff(reached.indptr)) * width + reached.indices
+    return np.unique(np.concatenate([pairs, rows[~known] * width + labels[~known]]))
 
 
 def _add(table: np.ndarray, *cells: np.ndarray, amount: int | np.ndarray = 1) -> None:

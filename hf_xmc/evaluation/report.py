@@ -63,13 +63,7 @@ def format_by_frequency(
 
 
 def format_recall(rows: Sequence[Mapping[str, Any]], *, k: int = 5) -> str:
-    """
-    Formats the recall by label frequency as a small table.
-
-    Args:
-        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
-        k (`int`, *optional*, defaults to 5): Cutoff of the ranking.
-    """
+    """Formats the recall by label frequency, see [`XMCMetrics.by_frequency`], as a small table."""
     check_buckets(rows, k)
     header = ["documents of a label", "labels", f"R@{k} %"]
     rows = [row for row in rows if row["labels"]]
@@ -121,15 +115,7 @@ _MIN_FRACTION = 0.01
 def plot_by_frequency(
     rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, k: int = 5, title: str | None = None
 ) -> None:
-    """
-    Writes a PNG plot of recall, precision and coverage by label frequency.
-
-    Args:
-        rows (`Sequence[Mapping[str, Any]]`): Result of [`XMCMetrics.by_frequency`].
-        path (`str` or `os.PathLike`): File to write.
-        k (`int`, *optional*, defaults to 5): Length of the ranking.
-        title (`str`, *optional*): Title of the plot.
-    """
+    """Writes a PNG plot of recall, precision and coverage by label frequency, see [`XMCMetrics.by_frequency`]."""
     check_buckets(rows, k)
     figure = _make_figure("plot_by_frequency", width=7)
     axes = figure.subplots()
@@ -162,11 +148,8 @@ def plot_training(
     """
     Writes a PNG plot of a training: seconds by stage and, if an encoder was fine-tuned, the loss by level.
 
-    Args:
-        stages (`Mapping[str, float]`): Seconds of each stage.
-        levels (`Sequence[Mapping[str, float]]`): Log entries with `level`, `step` and `loss`; may be empty.
-        path (`str` or `os.PathLike`): File to write.
-        seconds (`float`, *optional*): Duration of the whole training; the sum of the stages by default.
+    `levels` are log entries with `level`, `step` and `loss`, and may be empty. `seconds` is the duration of the whole
+    training, by default the sum of the stages.
     """
     if not stages:
         raise ValueError("`stages` is empty: the record of the training has no stages to plot.")

@@ -31,16 +31,8 @@ def push_dataset(
     """
     Uploads a dataset with `DatasetDict.push_to_hub`, then its labels (with counts and texts) and a card.
 
-    `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` load it.
-
-    Args:
-        splits (`Mapping[str, datasets.Dataset]`): Documents by split, in the columns of [`prepare_dataset`].
-        destination ([`Destination`]): Target.
-        label_texts (`Mapping`, *optional*): Names or entries of the labels, see [`LabelVocabulary`].
-        options ([`CardOptions`], *optional*): Licence, language and tags of the card.
-
-    Returns:
-        `CommitInfo`: the last commit.
+    `load_xmc_dataset(repo_id)` and `datasets.load_dataset(repo_id)` load it. The splits have the columns of
+    [`prepare_dataset`], `label_texts` are what [`LabelVocabulary`] takes. Returns the last commit.
     """
     labels = _label_table(splits, label_texts or {})
     repo_id = create_repo(destination)
@@ -73,12 +65,9 @@ def _label_table(splits: Mapping[str, Dataset], texts: Mapping[str, Any]) -> pa.
     labels = Labels(names)
     labels.describe(LabelVocabulary(texts).for_labels(names))
     columns: dict[str, Any] = {"label": names, "text": labels.texts}
-    if labels.synonyms is not None:
-        columns["synonyms"] = labels.synonyms
-    if labels.descriptions is not None:
-        columns["description"] = labels.descriptions
-    if labels.parents is not None:
-        columns["parents"] = [[names[i] for i in parents] for parents in labels.parents]
+    parents = None if labels.parents is None else [[names[i] for i in own] for own in labels.parents]
+    known = {"synonyms": labels.synonyms, "description": labels.descriptions, "parents": parents}
+    columns |= {name: values for name, values in known.items() if values is not None}
     return pa.table({**columns, "train_count": [counts.get(name, 0) for name in names]})
 
 

@@ -45,14 +45,8 @@ def write_model_card(
     """
     Writes the card of a model into its folder, with plots (if matplotlib is installed) and `.eval_results`.
 
-    Args:
-        folder (`str` or `os.PathLike`): Folder of a saved model, with the records of its training and evaluations.
-        options ([`CardOptions`], *optional*): What the files of the model do not contain: licence, language, names.
-        overwrite (`bool`, *optional*, defaults to `False`):
-            Whether to replace a card that was written or edited by hand.
-
-    Returns:
-        `Path` or `None`: the card; `None` if a card written by hand was kept.
+    The folder has the records of training and evaluations. Returns the card; `None` if one that was written or edited
+    by hand was kept, which `overwrite` replaces.
     """
     path = Path(folder, CARD_FILE)
     if path.is_file() and not overwrite and not is_generated(path):
@@ -82,12 +76,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def forget_model(folder: str | os.PathLike) -> None:
-    """
-    Removes options, record, results, plots and generated card of a model that another one is about to replace.
-
-    Args:
-        folder (`str` or `os.PathLike`): Folder of the model.
-    """
+    """Removes options, record, results, plots and generated card of a model that another one is about to replace."""
     folder = Path(folder)
     names = (TRAINING_ARGS_FILE, RECORD_FILE, ENSEMBLE_FILE, EVAL_RESULTS_FILE, _FREQUENCY_PLOT, _TRAINING_PLOT)
     try:
@@ -103,13 +92,7 @@ def forget_model(folder: str | os.PathLike) -> None:
 
 
 def render_model_card(summary: ModelSummary, plots: dict[str, str] | None = None) -> str:
-    """
-    Renders the card as text.
-
-    Args:
-        summary ([`ModelSummary`]): Content of the card.
-        plots (`dict[str, str]`, *optional*): Files of the plots `frequency` and `training`.
-    """
+    """Renders the card as text, with the files of the plots `frequency` and `training`."""
     record = summary.record
     card = ModelCard.from_template(
         card_data(summary),
@@ -201,18 +184,7 @@ class CardOptions:
 
 @dataclass
 class ModelSummary:
-    """
-    What the folder of a model contains, as its card presents it.
-
-    Args:
-        folder (`Path`): The folder.
-        config ([`XMCConfig`] or [`XMCEnsembleConfig`]): Configuration.
-        labels ([`Labels`]): Labels.
-        options (`dict[str, Any]`): Options of the training.
-        record ([`TrainingRecord`]): Record of the training.
-        card_options ([`CardOptions`]): Options of the card.
-        members (`list[ModelSummary]`, *optional*): Summary of each model of an ensemble.
-    """
+    """What the folder of a model contains, as its card presents it; `members` are the models of an ensemble."""
 
     folder: Path
     config: Any
@@ -427,13 +399,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Paper:
-    """
-    The publication to cite for a method.
-
-    Args:
-        name (`str`): Name of the method as its authors write it.
-        bibtex (`str`): BibTeX entry.
-    """
+    """The publication to cite for a method: name of the method as its authors write it, and BibTeX entry."""
 
     name: str
     bibtex: str

@@ -21,9 +21,6 @@ class Publisher:
     Writes the card of a trainer's model and uploads the model and its checkpoints.
 
     [`XMCTrainer`] imports it by name when it is first needed, because `hub` is the layer above `training`.
-
-    Args:
-        trainer ([`XMCTrainer`]): The trainer. Its `recorder` provides the training record.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -40,17 +37,9 @@ class Publisher:
         dataset: str | None = None,
     ) -> None:
         """
-        Writes the training record and the model card into `args.output_dir`.
+        Writes the training record and the model card, with these [`CardOptions`], into `args.output_dir`.
 
         `train` and `evaluate` call it. A card that was written or edited by hand is kept.
-
-        Args:
-            language (`str`, *optional*): Language of the texts, such as `en`.
-            license (`str`, *optional*): Licence of the model, such as `cc-by-4.0`.
-            tags (`str` or `list[str]`, *optional*): Additional tags.
-            model_name (`str`, *optional*): Hub id; the name of the folder by default.
-            finetuned_from (`str`, *optional*): Hub id of the encoder.
-            dataset (`str`, *optional*): Name of the training data, or its Hub id.
         """
         options: dict[str, Any] = {
             "language": language,

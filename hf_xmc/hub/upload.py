@@ -59,19 +59,11 @@ _BACKGROUND = HfApi()
 @dataclass
 class Destination:
     """
-    Target of an upload.
+    Target of an upload, in terms of `HfApi.upload_folder`.
 
-    Args:
-        repo_id (`str`): Repository, created if it does not exist. Without an owner, the owner of the token is used.
-        repo_type (`str`, *optional*, defaults to `"model"`): `"model"` or `"dataset"`.
-        private (`bool`, *optional*): Whether a new repository is private.
-        token (`str` or `bool`, *optional*): Token; the one of `hf auth login` by default.
-        revision (`str`, *optional*): Branch, created if it does not exist; `main` by default.
-        create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request instead of committing.
-        commit_message (`str`, *optional*): First line of the commit message.
-        commit_description (`str`, *optional*): Rest of the commit message.
-        run_as_future (`bool`, *optional*, defaults to `False`):
-            Whether to upload in the background and return a `Future` of the commit.
+    Repository and branch are created if they do not exist. Without an owner in `repo_id`, the owner of the token is
+    used; without a token, the one of `hf auth login`. With `create_pr`, a pull request is opened instead of a commit,
+    with `run_as_future` the upload runs in the background and a `Future` of the commit is returned.
     """
 
     repo_id: str
@@ -174,14 +166,7 @@ def _link(source: Path, target: Path, *, hard: bool = False) -> None:
 
 def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[str]:
     """
-    Copies a saved model and the code that loads it into a new folder.
-
-    Args:
-        folder (`str` or `os.PathLike`): Folder of a saved model.
-        output (`str` or `os.PathLike`): Folder to create; an existing one must be empty.
-
-    Returns:
-        `list[str]`: the files of the copy.
+    Copies a saved model and the code that loads it into a new or empty folder, and returns the names of the files.
     """
     output = Path(output)
     check_saved_model(folder)
@@ -203,19 +188,11 @@ def push_folder(
     source: str | None = None,
 ) -> Any:
     """
-    Uploads the folder of a saved model.
+    Uploads the folder of a saved model; returns the commit, or a `Future` of it.
 
-    Files that the repository already has are not sent again, nor are large files of an interrupted upload: calling
-    it again completes the upload. Parts of an earlier model that this one lacks are deleted from the repository.
-
-    Args:
-        folder (`str` or `os.PathLike`): Folder of a model. It is not changed.
-        destination ([`Destination`]): Target.
-        self_contained (`bool`, *optional*, defaults to `True`): Whether to upload the code that loads the model.
-        source (`str`, *optional*): Name of the folder in messages.
-
-    Returns:
-        `CommitInfo`: the commit, or a `Future` of it.
+    Files that the repository already has are not sent again, nor are large files of an interrupted upload: calling it
+    again completes the upload. Parts of an earlier model that this one lacks are deleted from the repository. `source`
+    is the name of the folder in messages.
     """
     check_saved_model(folder)
 
@@ -297,12 +274,12 @@ def _has_card(destination: Destination) -> bool:
 
 def create_repo(destination: Destination) -> str:
     """Creates the repository if it does not exist and returns its id with the owner."""
-    return attempt(lambda: _create_repo(HfApi(token=destination.token), destination), destination, "The model")
+    return attempt(lambda: _create_repo(destination), destination, "The model")
 
 
-def _create_repo(api: HfApi, destination: Destination) -> str:
-    options: dict[str, Any] = {"repo_type": destination.repo_type, "exist_ok": True}
-    return api.create_repo(destination.repo_id, private=destination.private, **options).repo_id
+def _create_repo(destination: Destination) -> str:
+    options: dict[str, Any] = {"repo_type": destination.repo_type, "private": destination.private, "exist_ok": True}
+    return HfApi(token=destination.token).create_repo(destination.repo_id, **options).repo_id
 
 
 def upload(
@@ -316,18 +293,14 @@ def upload(
     """
     Uploads a folder with `HfApi.upload_folder`: one commit, except for folders of several hundred files.
 
-    Args:
-        folder (`str`, `os.PathLike` or `Callable[[str], None]`): The folder, or a function that fills one.
-        destination ([`Destination`]): Target.
-        source (`str`): Name of the folder in messages.
-        delete_patterns (`list[str]`, *optional*): Files to delete from the repository if the folder lacks them.
-        path_in_repo (`str`, *optional*): Folder of the repository; its root by default.
+    `folder` may be a function that fills a folder. `source` is its name in messages. Files of the repository that
+    match `delete_patterns` and that the folder lacks are deleted.
     """
     api = HfApi(token=destination.token)
     revision = destination.revision
 
     def send() -> Any:
-        where: dict[str, Any] = {"repo_id": _create_repo(api, destination), "repo_type": destination.repo_type}
+        where: dict[str, Any] = {"repo_id": _create_repo(destination), "repo_type": destination.repo_type}
         if revision is not None and not revision.startswith("refs/") and not destination.create_pr:
             api.create_branch(**where, branch=revision, exist_ok=True)
         with tempfile.TemporaryDirectory() as staged:

@@ -19,7 +19,7 @@ from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
 from ..modeling_utils import PredictMixin, model_files, named
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
-from ..utils import Progress, available_cores, count_threads, join_texts
+from ..utils import Progress, available_cores, check_count, count_threads, join_texts
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
 from .writers import FORMATS, PREDICTED, Predictions, join_files, parquet_schema, prediction_writer
@@ -34,21 +34,13 @@ class PredictionArguments:
     """
     What predictions depend on, besides the model and the documents.
 
+    All others are those of [`ExtremeTextClassificationPipeline`].
+
     Args:
-        top_k (`int`, *optional*): Labels per document. Default: the model's.
-        threshold (`float`, *optional*, defaults to 0.0): Labels with a lower score are left out.
-        beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
-        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
-        exclude (`Sequence[str]`, *optional*): Labels not to choose.
-        under (`Sequence[str]`, *optional*): Labels of the hierarchy; only these and labels below them are chosen.
-        level (`int`, *optional*): Level of the hierarchy, 1 for the top, to which labels below it are rolled up.
-        with_parents (`bool`, *optional*, defaults to `False`): Whether to add the ancestors of the labels.
         text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, or several. Default: the model's.
         sheet (`str`, *optional*): Sheet of an Excel file.
         keep_columns (`Sequence[str]`, *optional*):
             Columns of the input to write beside the predictions, such as an id.
-        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
         part_size (`int`, *optional*, defaults to 16384): Documents per part. A killed process loses at most one part.
     """
 
@@ -68,12 +60,9 @@ class PredictionArguments:
     part_size: int = 16_384
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "level", "batch_size", "part_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, not {value}.")
-        if self.beam_size is not None and self.beam_size < 0:
-            raise ValueError(f"`beam_size` must not be negative, but is {self.beam_size}. 0 keeps every node.")
+        for name in ("top_k", "level", "beam_size", "batch_size", "part_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), least=0 if name == "beam_size" else 1)
         if not math.isfinite(self.threshold):
             raise ValueError(f"`threshold` must be a number, not {self.threshold}.")
         reserved = next((name for name in self.keep_columns if name in PREDICTED), None)
@@ -84,13 +73,7 @@ class PredictionArguments:
 @dataclass(frozen=True)
 class PredictionJob:
     """
-    Result of [`predict_corpus`].
-
-    Args:
-        files (`list[Path]`): Files of the predictions, in the order of the documents.
-        documents (`int`): Number of documents.
-        parts (`int`): Number of parts.
-        resumed (`int`): Number of parts that an earlier run had finished.
+    Result of [`predict_corpus`]: its files in order, and the numbers of documents, of parts and of parts done before.
     """
 
     files: list[Path]

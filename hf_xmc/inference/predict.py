@@ -16,6 +16,7 @@ from ..features import Features
 from ..modeling_utils import PREDICT_CHUNK, PredictMixin
 from ..modeling_xmc import XMCForTextClassification
 from ..parallel.stage_cache import Runtime
+from ..utils import check_count
 
 BATCH_SIZE = 32
 """Texts that pass through an encoder together, by default."""
@@ -48,15 +49,7 @@ def reads_text(model: XMCForTextClassification) -> bool:
 def document_features(
     model: PredictMixin, documents: Documents, batch_size: int = BATCH_SIZE, num_threads: int | None = None
 ) -> Features | MemberFeatures:
-    """
-    Features of documents as the model was trained on them.
-
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
-        documents (`datasets.Dataset` or `Mapping[str, Sequence]`): Documents in the columns of [`prepare_dataset`].
-        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
-        num_threads (`int`, *optional*): Threads to use; all cores by default.
-    """
+    """Features of documents, in the columns of [`prepare_dataset`], as the model was trained on them."""
     features = [_member_features(member, documents, batch_size, num_threads) for member in members_of(model)]
     return MemberFeatures(features) if isinstance(model, XMCEnsemble) else features[0]
 
@@ -89,17 +82,10 @@ def map_batches(
     """
     Applies a function to the features of one chunk of documents after another.
 
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model, which computes the features.
-        dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
-        function (`Callable[[Features], Mapping[str, np.ndarray]]`): Computes arrays from the features of a chunk.
-        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress callback, and the cache that shares chunks among processes.
+    The documents are in the columns of [`prepare_dataset`], `batch_size` texts pass through an encoder together. The
+    cache of `runtime` shares the chunks among processes.
     """
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, not {batch_size}.")
-    size = chunk_size(model, batch_size)
+    size = chunk_size(model, check_count("batch_size", batch_size))
     starts = range(0, len(dataset), size)
 
     def make(indices: Sequence[int]) -> Iterator[Mapping[str, np.ndarray]]:
@@ -125,15 +111,7 @@ def predict_batches(
     """
     Yields scores and label ids, `(documents, top_k)` each, of one chunk of documents after another.
 
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
-        dataset (`datasets.Dataset`): Documents in the columns of [`prepare_dataset`].
-        top_k (`int`, *optional*): Labels per document. Default: the model's.
-        beam_size (`int`, *optional*): Nodes kept per level; 0 keeps all. Default: the model's.
-        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
-        runtime ([`Runtime`], *optional*):
-            Threads, progress callback, and the cache that shares chunks among processes.
+    The arguments are those of [`map_batches`] and of the model.
     """
 
     def predict(features: Any) -> dict[str, np.ndarray]:
@@ -154,18 +132,11 @@ def evaluate_model(
     runtime: Runtime = Runtime(),
 ) -> XMCMetrics:
     """
-    Predicts a dataset and compares with its labels. Labels that are not in the training data count as missed.
+    Predicts a dataset and compares with its labels, in every process. Labels unknown to the model count as missed.
 
-    Args:
-        model ([`XMCForTextClassification`] or [`XMCEnsemble`]): A trained model.
-        dataset (`datasets.Dataset`): Documents with labels, in the columns of [`prepare_dataset`].
-        ks (`Iterable[int]`, *optional*): Cutoffs of the ranking. Default: those of [`XMCMetrics`].
-        beam_size, predict_with, batch_size, runtime:
-            See [`predict_batches`]. Every process gets the same result.
+    `ks` are by default those of [`XMCMetrics`]; the other arguments are those of [`predict_batches`].
     """
-    labels = model.labels
-    if labels is None:
-        raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
+    labels = model.checked_labels()
     truth = labels.encode(dataset, keep_unseen=True)
     if not (truth.indices < len(labels)).any():
         examples: list = next((row["labels"] for row in dataset if row["labels"]), [])[:3]
@@ -196,13 +167,9 @@ def evaluate_level(
     runtime: Runtime = Runtime(),
 ) -> XMCMetrics:
     """
-    Compares the nodes that the heads predict at one level with the true nodes.
+    Compares the nodes that the heads predict at one level of the tree, counted from 1, with the true nodes.
 
-    Args:
-        model ([`XMCForTextClassification`]): A model with heads down to the level.
-        dataset (`datasets.Dataset`): Documents with labels, in the columns of [`prepare_dataset`].
-        level (`int`): Level of the tree, counted from 1.
-        ks, batch_size, runtime: See [`evaluate_model`].
+    The other arguments are those of [`evaluate_model`].
     """
     labels, tree = model.labels, model.label_tree
     assert labels is not None and tree is not None

@@ -22,12 +22,9 @@ _LOST = ("connection closed", "connection reset", "connection refused", "broken 
 
 class ProcessGroup:
     """
-    A thin layer over [`~accelerate.PartialState`]. Without arguments, a single process.
+    A thin layer over [`~accelerate.PartialState`], see [`~ProcessGroup.current`]. Without it, a single process.
 
     Barriers and collectives of Python objects use a gloo group, so that they work beside NCCL as well.
-
-    Args:
-        state ([`~accelerate.PartialState`], *optional*): Processes started together. See [`~ProcessGroup.current`].
     """
 
     def __init__(self, state: Any = None) -> None:
@@ -82,15 +79,6 @@ class ProcessGroup:
         with self.explained():
             distributed.all_reduce(votes, distributed.ReduceOp.MIN, group=self._group)
         return bool(votes.item())
-
-    def gather(self, items: Sequence[T]) -> list[T]:
-        """The items of all processes, in the order of their ranks, in every process."""
-        if self.count == 1:
-            return list(items)
-        gathered: list[Any] = [None] * self.count
-        with self.explained():
-            distributed.all_gather_object(gathered, list(items), group=self._group)
-        return [item for part in gathered for item in part]
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Calls a function in the main process and returns its result in every process."""

@@ -44,10 +44,8 @@ class PieceFolder:
     """
     A folder with one file for each finished piece of a computation, a plan that identifies it, and a lock.
 
-    Args:
-        path (`str` or `os.PathLike`): The folder; it need not exist.
-        pattern (`str`): Format of the file names, with `{index}` and `{count}`.
-        owned (`str`, *optional*): Regular expression of all names that [`~PieceFolder.clear`] removes.
+    `pattern` is the format of the file names, with `{index}` and `{count}`; `owned` the regular expression of all
+    names that [`~PieceFolder.clear`] removes.
     """
 
     def __init__(self, path: str | os.PathLike, pattern: str, owned: str = "") -> None:
@@ -172,10 +170,7 @@ class StageCache:
     """
     Shares the stages of a training among processes and keeps finished pieces on disk.
 
-    Args:
-        processes ([`ProcessGroup`]): The processes.
-        folder (`str` or `os.PathLike`): Folder for the pieces, on a file system that all processes share.
-        keep (`bool`): Whether to keep finished pieces, so that a run that resumes finds them.
+    All processes share the file system of `folder`. With `keep`, a run that resumes finds finished pieces.
     """
 
     def __init__(self, processes: ProcessGroup, folder: str | os.PathLike, keep: bool) -> None:
@@ -230,14 +225,10 @@ class StageCache:
         key: Callable[[], str] | None = None,
     ) -> Iterator[Arrays]:
         """
-        Yields the pieces of a stage in order; each is computed in one process. Collective.
+        Yields the pieces of a stage in order, as `make` yields those of given indices. Collective.
 
-        Args:
-            name (`str`): Name of the stage.
-            count (`int`): Number of pieces.
-            make (`Callable[[Sequence[int]], Iterator[Arrays]]`): Computes the pieces with the given indices.
-            key (`Callable[[], str]`, *optional*): Digest of everything that the pieces depend on. A run that resumes
-                reuses pieces with the same key; without a key, pieces are not kept.
+        Each is computed in one process. `key` returns a digest of everything that the pieces depend on. A run that
+        resumes reuses pieces with the same key; without a key, pieces are not kept.
         """
         if self.is_shared:
             folder = self._share(name, count, make, key)
@@ -374,12 +365,9 @@ class Runtime:
     """
     Resources of a computation. They change its speed, never its result.
 
-    Args:
-        num_threads (`int`, *optional*): Threads to use; all available cores by default.
-        progress (`Callable[[str, int, int], None]`, *optional*): Called with (stage, done, total).
-        cache ([`StageCache`], *optional*):
-            Shares pieces of work among processes and keeps finished ones on disk. By default this process does
-            everything and keeps nothing.
+    `num_threads` is by default the number of cores. `progress` is called with (stage, done, total). `cache` shares
+    pieces of work among processes and keeps finished ones on disk; by default this process does everything and keeps
+    nothing.
     """
 
     num_threads: int | None = None

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 from scipy.special import logit
 
 from ..features import Features
+from ..label_columns import label_matrix
 from ..label_tree import LabelTree
 from ..linear_ranker import Beam
 from ..modeling_heads import AdaptiveHead, BottleneckHead, Head, LevelHead
@@ -138,13 +139,9 @@ def _predicted_nodes(
         return {"nodes": nodes}
 
     nodes = runtime.cache.rows("nodes", len(vectors), search)["nodes"]
-    known = nodes >= 0
-    indptr = np.concatenate([[0], np.cumsum(known.sum(axis=1))])
     assert model.label_tree is not None
-    shape = (len(vectors), model.label_tree.level_sizes[level - 1])
-    matrix = csr_matrix((np.ones(known.sum(), dtype=np.float32), nodes[known], indptr), shape=shape)
-    matrix.sort_indices()
-    return matrix
+    rows, places = np.nonzero(nodes >= 0)
+    return label_matrix(rows, nodes[rows, places], (len(vectors), model.label_tree.level_sizes[level - 1]))
 
 
 def match_documents(
@@ -205,12 +202,11 @@ def bootstrap_head(
 
 def principal_components(vectors: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """
-    Principal components of document vectors, computed on a sample where there are many.
+    Returns the principal components `(count, dimensions)` of document vectors, and their projected mean.
 
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: the projection `(count, dimensions)` and the projected mean. The projection is
-        scaled so that centred vectors have length 1 on average; otherwise vectors that all point the same way would
-        need large classifier weights, which regularisation prevents.
+    They are computed on a sample where there are many documents, and scaled so that centred vectors have length 1 on
+    average; otherwise vectors that all point the same way would need large classifier weights, which regularisation
+    prevents.
     """
     if len(vectors) > PRINCIPAL_DOCUMENTS:
         chosen = np.random.default_rng(seed).choice(len(vectors), PRINCIPAL_DOCUMENTS, replace=False)

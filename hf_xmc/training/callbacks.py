@@ -27,15 +27,7 @@ SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 
 
 class StageTimer:
-    """
-    Measures the stages of a training.
-
-    Args:
-        log (`Callable[[dict[str, float]], None]`):
-            Logs the seconds of a stage and what the stage reports.
-        begin (`Callable[[str], None]`, *optional*):
-            Called with the name of a stage that begins.
-    """
+    """Measures the stages of a training; logs the seconds of each and what it reports, and says which one begins."""
 
     def __init__(self, log: Callable[[dict[str, float]], None], begin: Callable[[str], None] | None = None) -> None:
         self._log, self._begin = log, begin
@@ -58,10 +50,7 @@ class StartCallback(TrainerCallback):
     """
     Completes the start of the training loop: logs of earlier stages, the state of a checkpoint, random numbers.
 
-    Args:
-        trainer ([`XMCTrainer`]): The trainer.
-        checkpoint (`str`, *optional*): Checkpoint to resume from.
-        earlier_logs (`list[dict]`): What was logged before the loop, which starts a new log.
+    The loop starts a new log, to which `earlier_logs` are added.
     """
 
     def __init__(self, trainer: Any, checkpoint: str | None, earlier_logs: list[dict[str, float]]) -> None:
@@ -82,11 +71,7 @@ class LevelCallback(TrainerCallback):
     Ends levels: averages weights, asks for a checkpoint at the end of a level, and turns early stopping into the end
     of the current level instead of the end of training.
 
-    It must be the last callback, so that it sees what the others ask for.
-
-    Args:
-        levels ([`Levels`]): The levels.
-        callbacks (`list[TrainerCallback]`): All callbacks of the trainer.
+    It must be the last of `callbacks`, those of the trainer, so that it sees what the others ask for.
     """
 
     def __init__(self, levels: Levels, callbacks: list[TrainerCallback]) -> None:
@@ -104,12 +89,10 @@ class LevelCallback(TrainerCallback):
         self._end_level(args, state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the level if early stopping asks for it."""
+        """Ends the level if early stopping, or another callback, asks for it."""
         self._end_level(args, state, control)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the level if a callback asks for it."""
-        self._end_level(args, state, control)
+    on_epoch_end = on_evaluate
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remembers the step of the last checkpoint."""
@@ -138,9 +121,6 @@ class SignalCallback(TrainerCallback):
     Outside of training steps a signal ends the process at once: other stages keep their finished pieces on disk. So
     does a second SIGINT. `enable_jit_checkpoint` of transformers does not serve here, as its processes do not agree on
     the step at which they save.
-
-    Args:
-        processes ([`ProcessGroup`]): The processes of the training.
     """
 
     def __init__(self, processes: ProcessGroup) -> None:

@@ -51,13 +51,8 @@ def frequency_tree(counts: np.ndarray, shares: Sequence[float], shares_of: str =
     Sorts labels by frequency and splits them into a head cluster and tail clusters (APLC-XLNet), a tree of two levels.
 
     The first level has a node for each frequent label, followed by a node for each tail. The second level are the
-    labels, most frequent first. Empty tails are left out, and a single label does not form a tail.
-
-    Args:
-        counts (`np.ndarray`): Training documents of each label.
-        shares (`Sequence[float]`): Shares of the head cluster and of each tail cluster.
-        shares_of (`str`, *optional*, defaults to `"mass"`):
-            What is divided: `"mass"`, the sum of `counts`, or `"count"`, the number of labels.
+    labels, most frequent first. Empty tails are left out, and a single label does not form a tail. The head cluster
+    and each tail have their share of the sum of `counts` (`"mass"`) or of the number of labels (`"count"`).
     """
     if len(counts) == 0:
         raise ValueError("There are no labels to build a tree from: the training data has no label at all.")

@@ -29,11 +29,6 @@ class RunContext:
     The state of a training. Each stage reads what earlier stages have set and adds its own result.
 
     Args:
-        model ([`XMCForTextClassification`]): The model.
-        args ([`XMCTrainingArguments`]): Options.
-        dataset (`datasets.Dataset`): Training documents in the columns of [`prepare_dataset`].
-        runtime ([`Runtime`]): Threads, progress and cache.
-        timer ([`StageTimer`]): Measures and logs the stages.
         label_texts ([`LabelVocabulary`] or `False`, *optional*):
             What is known about the labels; `False` if no texts are to be used, not even names that are words.
         validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
@@ -109,8 +104,7 @@ class RunContext:
         """
         Returns TF-IDF and vectors of the label texts, a zero row for a label without text; `None` without texts.
 
-        Args:
-            use (`str`): The part of the model that uses them, for the log.
+        `use` is the part of the model that uses them, for the log.
         """
         model, args = self.model, self.args
         texts = self.readable_texts()

@@ -73,16 +73,9 @@ def fit_ensemble(
     ensemble: XMCEnsemble, dataset: Dataset, batch_size: int = BATCH_SIZE, runtime: Runtime = Runtime()
 ) -> tuple[Scorer, dict[str, Any]]:
     """
-    Fits a last scorer over the log-odds of the models, METHODS eq. 14.
+    Fits a last scorer over the log-odds of the models, METHODS eq. 14, on documents with labels.
 
-    Args:
-        ensemble ([`XMCEnsemble`]): The models.
-        dataset (`datasets.Dataset`): Documents with labels.
-        batch_size (`int`, *optional*, defaults to 32): Texts that pass through an encoder together.
-        runtime ([`Runtime`], *optional*): Threads and progress callback.
-
-    Returns:
-        `tuple[Scorer, dict[str, Any]]`: the scorer, and the nDCG@5 of the ensemble and of each model.
+    Returns the scorer, and the nDCG@5 of the ensemble and of each model.
     """
     if len(dataset) < MIN_DOCUMENTS:
         raise ValueError(

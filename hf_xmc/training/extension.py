@@ -36,17 +36,11 @@ _CHANGED_PARTS = ("labels", "label_tree", "ranker", "label_vectors", "knn", "knn
 
 class Extension:
     """
-    A trained model that gets further documents.
+    A trained model that gets further documents (`new`), with the same columns as those of its training (`previous`).
 
     TF-IDF, label tree, encoder, heads and last scorer are kept. The ranker becomes that of a training on previous and
     new documents, except for blocks of labels without new documents, which stay. Label vectors and the indices of
     similar documents are made again. Labels that only new documents have are added.
-
-    Args:
-        model ([`XMCForTextClassification`] or `str`): The model, or its folder or Hub id.
-        args ([`XMCTrainingArguments`]): Options of this training.
-        previous (`datasets.Dataset`): The documents that the model was trained on.
-        new (`datasets.Dataset`, *optional*): The new documents, with the same columns.
     """
 
     def __init__(self, model: Any, args: XMCTrainingArguments, previous: Dataset, new: Dataset | None) -> None:
@@ -165,11 +159,9 @@ def check_extension(model: Any, previous: Any) -> None:
 
 def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingArguments:
     """
-    Returns the options with which a model was trained; raises if others are set explicitly.
+    Returns the options with which the model in a folder was trained; raises if `args` sets others explicitly.
 
-    Args:
-        args ([`XMCTrainingArguments`]): Options of the new training: folders, devices, logging.
-        folder (`str`): Folder or Hub id of the trained model.
+    Folders, devices and logging are those of `args`.
     """
     path = resolve_file(folder, TRAINING_ARGS_FILE, required=False) if folder else None
     if path is None:

@@ -22,17 +22,11 @@ def normalized(rows: np.ndarray) -> np.ndarray:
 
 class NodeVectors:
     """
-    A vector for each node of a level.
+    A vector for each node of a level, counted from 1.
 
-    That of a label is the normalised sum of its text's vector and of its centroid, which is the normalised sum of its
-    documents' vectors. That of a node above is the normalised mean of its children's vectors.
-
-    Args:
-        tree ([`LabelTree`]): The label tree.
-        level (`int`): The level, counted from 1.
-        vectors (`np.ndarray`): Vectors of the documents, of unit length.
-        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
-        texts (`np.ndarray`, *optional*): Vectors of the label texts, zero for labels without text.
+    That of a label is the normalised sum of its text's vector (zero without text) and of its centroid, which is the
+    normalised sum of its documents' vectors. That of a node above is the normalised mean of its children's vectors.
+    `vectors` are of unit length, `targets` are `(documents, labels)`.
     """
 
     def __init__(
@@ -69,8 +63,7 @@ class NodeVectors:
         """
         Fits `scale * cosine + bias` to the targets of the level on a sample of documents, by the loss of the head.
 
-        Returns:
-            `tuple[float, float]`: scale, not negative, and bias.
+        Returns the scale, which is not negative, and the bias.
         """
         chosen = sample_rows(len(self.vectors), len(self.rows), seed)
         cosines = self.vectors[chosen] @ self.rows.T

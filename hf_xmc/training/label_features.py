@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from scipy.sparse import csr_matrix, hstack
 
 from ..features import Features
 from ..label_tree import binarized
-from ..utils import count_threads
+from ..utils import count_threads, run_in_threads
 from .kernels_cluster import aggregate_rows, close_gaps, entry_bounds
 
 if TYPE_CHECKING:  # training a ranker on vectors does not import the model
@@ -131,9 +130,7 @@ def pifa(
     if features.sparse is not None:
         sparse = _sparse_sums(features.sparse, by_label, max_sparse or features.num_sparse, num_threads)
     if features.dense is not None:
-        dense = by_label @ features.dense
-        norms = np.linalg.norm(dense, axis=1, keepdims=True)
-        dense = dense / np.where(norms == 0, 1, norms)
+        dense = Features(None, by_label @ features.dense).normalized().dense
     return Features(sparse, dense)
 
 
@@ -145,8 +142,7 @@ def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, 
     sizes = np.empty(num_labels, dtype=np.int64)
     indices, data = np.empty(begin[-1], dtype=np.int32), np.empty(begin[-1], dtype=np.float32)
     buffers: SimpleQueue = SimpleQueue()
-    threads = count_threads(num_threads)
-    for _ in range(threads):
+    for _ in range(count_threads(num_threads)):
         buffers.put(tuple(np.zeros(num_features, dtype=dtype) for dtype in (np.float32, np.int32, np.bool_)))
 
     def run(first: int) -> None:
@@ -160,8 +156,7 @@ def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, 
         finally:
             buffers.put(arrays)
 
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(run, range(0, num_labels, _LABELS_PER_TASK)))
+    run_in_threads(run, range(0, num_labels, _LABELS_PER_TASK), num_threads)
     indptr = close_gaps(begin, sizes, indices, data)
     indices.resize(indptr[-1], refcheck=False)
     data.resize(indptr[-1], refcheck=False)

@@ -30,10 +30,7 @@ _NUM_TEXTS, _LEAST_SHARE = 1000, 0.08
 
 def detect_language(texts: Sequence[str]) -> str | None:
     """
-    Returns the language of texts, or `None` if it is not clear or has no Snowball stemmer.
-
-    Args:
-        texts (`Sequence[str]`): Texts in one language; up to 1,000 of them are read.
+    Returns the language of texts, or `None` if it is not clear or has no Snowball stemmer; up to 1,000 texts are read.
     """
     words: Counter[str] = Counter()
     step = max(1, len(texts) // _NUM_TEXTS)

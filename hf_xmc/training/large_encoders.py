@@ -114,13 +114,10 @@ class RowParts:
 
 class ShardedEncoder:
     """
-    Makes whole encoders from the encoder of a model that FSDP shards.
+    Makes whole encoders from the encoder of a model that FSDP is about to shard.
 
     Stages without steps give each process other documents, and heads are solved and searched at any time. FSDP
     supports neither, so it does not shard the heads, and these stages work with a whole encoder.
-
-    Args:
-        model ([`XMCForTextClassification`]): The model before it is sharded.
     """
 
     def __init__(self, model: XMCForTextClassification) -> None:
@@ -167,21 +164,16 @@ ADAPTERS_FILE = "adapters.safetensors"
 
 class Adapters:
     """
-    LoRA adapters on every linear layer of a model's encoder, whose own weights do not change.
+    LoRA adapters on every linear layer of a model's encoder, which is changed in place; its own weights do not change.
 
-    Args:
-        model ([`XMCForTextClassification`]): The model; its encoder is changed in place.
-        rank (`int`): Rank of the adapters.
-        alpha (`float`, *optional*): Scale: their weight is `alpha / rank`. Twice the rank by default.
-        seed (`int`, *optional*, defaults to 0): Seed of the initial weights.
+    Their scale, `lora_alpha`, is twice their rank.
     """
 
-    def __init__(self, model: XMCForTextClassification, rank: int, alpha: float | None = None, seed: int = 0) -> None:
+    def __init__(self, model: XMCForTextClassification, rank: int, seed: int = 0) -> None:
         require_peft()
         from peft import LoraConfig, LoraModel
 
-        alpha = 2 * rank if alpha is None else alpha
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")  # type: ignore[arg-type]
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
         self._model = model
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -61,11 +61,10 @@ class LevelData:
         """
         Inputs of the head for some documents.
 
-        Returns:
-            `dict[str, Any]`: `targets` and `weights`, float32 `(documents, nodes)`, and, unless all nodes of the level
-            are candidates, `nodes`, int64 `(nodes,)`: the ascending union of the documents' candidates. With `in_pass`
-            `true_nodes` and `true_weights` of shape `(documents, most)`, padded with -1, `negative_weight` and
-            `beam_size`.
+        Returns `targets` and `weights`, float32 `(documents, nodes)`, and, unless all nodes of the level are
+        candidates, `nodes`, int64 `(nodes,)`: the ascending union of the documents' candidates. With `in_pass`
+        `true_nodes` and `true_weights` of shape `(documents, most)`, padded with -1, `negative_weight` and
+        `beam_size`.
         """
         true = self.counts[documents]
         if self.in_pass:
@@ -121,15 +120,8 @@ class LevelCollator:
     Data collator: pads tokenised documents and adds the targets and candidates of the levels in training.
 
     It runs in the workers of the `DataLoader`, beside the training step. Fine-tuning reads the first window of a
-    document.
-
-    Args:
-        padding (`int`):
-            Id of the padding token.
-        levels (`Sequence[LevelData]`):
-            Data of the levels that are trained in the same steps, coarsest first.
-        joint (`bool`):
-            Whether the model takes all levels in one forward pass. Otherwise there is one level.
+    document. The levels are trained in the same steps, coarsest first; with `joint`, the model takes all of them in
+    one forward pass, otherwise there is one.
     """
 
     def __init__(self, padding: int, levels: Sequence[LevelData], joint: bool) -> None:
@@ -153,8 +145,8 @@ def pass_batches(
     """
     Batches of one pass over the documents for one process.
 
-    Documents of similar length share a step. All processes get equally many batches, and a step has the same
-    documents however many processes share it.
+    Documents of similar length share a step. All processes get equally many batches, and a step has the same documents
+    however many processes share it.
 
     Args:
         lengths (`Sequence[int]`): Tokens of each document.

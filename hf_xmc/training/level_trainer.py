@@ -131,7 +131,8 @@ class LevelTrainer(Trainer):
     def prepare_parallel(self) -> None:
         """Excludes what DDP and FSDP must not handle, before the model is wrapped."""
         assert self._levels is not None
-        names = [f"{name}.weight" for name, head in self.model.named_modules() if _has_sparse_rows(head)]
+        heads = [(name, head) for name, head in self.model.named_modules() if isinstance(head, LevelHead)]
+        names = [f"{name}.weight" for name, head in heads if head.sparse]
         shares = self.cache.is_shared
         self._sparse_rows = [self.model.get_parameter(name) for name in names] if shares else []
         self._dense_rows = []
@@ -289,7 +290,3 @@ class LevelTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Does nothing. Overridden because `train` has loaded the whole model of the checkpoint already."""
-
-
-def _has_sparse_rows(module: nn.Module) -> bool:
-    return isinstance(module, LevelHead) and module.sparse

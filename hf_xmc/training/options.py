@@ -312,7 +312,6 @@ class EncoderArguments(Part):
         "the learning rate. They are merged into the encoder at the end.",
         least=0,
     )
-    lora_alpha: float | None = setting(None, "Scale of the adapters times their rank; twice the rank by default.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,12 +28,8 @@ def make_label_vectors(
     """
     Returns the vectors of labels from their texts and from their documents, see [`LabelVectors.from_features`].
 
-    Args:
-        features ([`Features`]): Documents of unit length; with encoder vectors as dense part.
-        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
-        texts ([`Features`], *optional*): The same features of the label texts.
-        columns (`np.ndarray`, *optional*): Which sparse columns are used, see [`LabelVectors`].
-        num_threads (`int`, *optional*): Threads to use; all cores by default.
+    The features of documents are of unit length, with encoder vectors as dense part; those of `texts` are of the same
+    kind. `columns` says which sparse columns are used, see [`LabelVectors`].
     """
     features, texts = of_columns(features, columns), None if texts is None else of_columns(texts, columns)
     return LabelVectors.from_features(texts, pifa(features, targets, MAX_CENTROID_TERMS, num_threads), columns)
@@ -48,15 +44,7 @@ def word_columns(tfidf: TfidfFeaturizer | None) -> np.ndarray | None:
 
 
 def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments) -> KNNRanker:
-    """
-    Indexes documents by their terms.
-
-    Args:
-        features ([`Features`]): The documents, sparse.
-        targets (`csr_matrix`): Their labels, `(documents, labels)`.
-        tree ([`LabelTree`]): The label tree.
-        arguments ([`KNNArguments`]): Options.
-    """
+    """Indexes documents by their terms."""
     assert features.sparse is not None
     index = InvertedIndex.from_rows(_heaviest_terms(features.sparse, arguments.terms))
     knn_index = KNNIndex(index.term_begin, index.term_rows, index.term_weights, *_label_lists(targets))

@@ -34,10 +34,7 @@ class StageProgressCallback(TrainerCallback):
     """
     Prints the stages of a training, and shows one bar for all of it if standard error is a terminal.
 
-    Args:
-        log (`str`, *optional*, defaults to `"text"`):
-            `"text"` for a line per stage, `"json"` for the logs as JSON lines, `"none"`.
-        bar (`bool`, *optional*): Whether to show the bar; by default if standard error is a terminal.
+    `log` is `"text"` for a line per stage, `"json"` for the logs as JSON lines, or `"none"`.
     """
 
     def __init__(self, log: str = "text", bar: bool | None = None) -> None:
@@ -179,9 +176,7 @@ class StageProgressCallback(TrainerCallback):
         if not self._is_training and self._span[1] == 1.0:
             self._close()
 
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the bar."""
-        self.on_evaluate(args, state, control)
+    on_predict = on_evaluate
 
     def _end_level(self) -> None:
         """Prints the line of the level whose steps have ended."""

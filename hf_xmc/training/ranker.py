@@ -21,9 +21,9 @@ from ..linear_ranker import (
     Beam,
     LinearRanker,
     RankerWeights,
+    blocks_of,
     dense_part,
     first_node,
-    number_blocks,
     sparse_part,
 )
 from ..parallel.stage_cache import Runtime, digest
@@ -49,20 +49,16 @@ COPIED_NONZEROS = 1 << 20
 @dataclass(frozen=True)
 class KeptRanker:
     """
-    A trained ranker, some labels of which are to be trained again.
+    A trained ranker, some labels of which (`changed`) are to be trained again.
 
     The labels of a block share their features: all of them are trained again, or none. Inner nodes always are.
-
-    Args:
-        ranker ([`LinearRanker`]): The ranker.
-        changed (`np.ndarray`): Whether each label is to be trained again.
     """
 
     ranker: LinearRanker
     changed: np.ndarray
 
     def blocks(self, level: int) -> np.ndarray:
-        """Returns the blocks of a level that are trained, as [`_level_blocks`] does."""
+        """Returns the blocks of a level that are trained, as [`blocks_of`] does."""
         tree, begin = self.ranker.tree, self.ranker.block_child
         nodes = first_node(tree, level), first_node(tree, level + 1)
         chosen = np.flatnonzero(self._are_trained & (begin[:-1] >= nodes[0]) & (begin[:-1] < nodes[1]))
@@ -132,7 +128,6 @@ def train_ranker(
         raise ValueError("No training document has a label: there is nothing to learn.")
     problem = _Problem(features, arguments, runtime)
     level_targets = tree.targets(targets)
-    child_begin, block_begin = number_blocks(tree)
     weights = _GrowingWeights(arguments.weight_dtype)
     ranker = None
     first_level = 1 if initial_beam is None else initial_beam.level + 1
@@ -150,11 +145,7 @@ def train_ranker(
             initial_beam,
             runtime,
         )
-        first_parent = first_node(tree, level - 1)
-        if kept is None:
-            blocks = _level_blocks(child_begin, block_begin, first_parent, first_parent + above)
-        else:
-            blocks = kept.blocks(level)
+        blocks = blocks_of(np.diff(tree.child_offsets[level - 1])) if kept is None else kept.blocks(level)
         stage = f"ranker level {level}/{tree.depth}"
         ranker = None  # its arrays are about to grow
         # The last level is the largest: only the main process holds its weights, the others map the saved file.
@@ -193,43 +184,22 @@ def train_classifiers(
     initial: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Trains the classifiers of one level on dense features.
+    Trains the classifiers of one level on the dense features of documents.
 
-    Args:
-        features ([`Features`]): Training documents; a dense part only.
-        targets (`csr_matrix`): `(documents, nodes)` true nodes with the number of true labels below each.
-        offsets (`np.ndarray`): First child of each parent node, and the number of nodes.
-        shortlist ([`Shortlist`]): Documents that train the children of each parent node.
-        arguments ([`RankerArguments`]): Options.
-        stage (`str`): Name of the stage for progress and cache.
-        runtime ([`Runtime`], *optional*): Threads, progress and cache.
-        initial (`np.ndarray`, *optional*):
-            Weights that each node is drawn to, float32 `(nodes, dimensions + 1)` with the bias last; 0 by default.
+    `targets` are `(documents, nodes)`, with the number of true labels below each node. `offsets` has the first child
+    of each parent node, and the number of nodes; `shortlist` the documents that train the children of each. `initial`,
+    float32 `(nodes, dimensions + 1)`, has weights that each node is drawn to; 0 by default.
 
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: the blocks as (parent, first child, number of children) and their weights with
-        the bias last, `(blocks * (dimensions + 1), LANES)`.
+    Returns the blocks as (parent, first child, number of children) and their weights, `(blocks * (dimensions + 1),
+    LANES)`. The bias is the last of the weights.
     """
-    counts = -(-np.diff(offsets) // LANES)
-    block_begin = np.concatenate([[0], np.cumsum(counts)])
-    blocks = _level_blocks(offsets, block_begin, 0, len(offsets) - 1)
+    blocks = blocks_of(np.diff(offsets))
     weights = _GrowingWeights(arguments.weight_dtype)
     problem = _Problem(features, arguments, runtime)
     if initial is not None:
         problem.initial = np.ascontiguousarray(initial, dtype=np.float32)
     problem.train_level(targets, shortlist, blocks, weights, stage)
     return blocks, weights.snapshot().dense
-
-
-def _level_blocks(child_begin: np.ndarray, block_begin: np.ndarray, first_node: int, last_node: int) -> np.ndarray:
-    """(parent, first child, number of children) of each block of a level, numbered within their levels."""
-    nodes = np.arange(first_node, last_node)
-    counts = np.diff(block_begin)[first_node:last_node]
-    parent = np.repeat(nodes, counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = child_begin[parent] + within * LANES
-    size = np.minimum(LANES, child_begin[parent + 1] - first)
-    return np.stack([parent - first_node, first - child_begin[first_node], size], axis=1)
 
 
 class _Problem:

@@ -92,9 +92,7 @@ class TrainingRecord:
         """
         Reads the record of a model and the results that `hf-xmc train` and `hf-xmc evaluate` wrote beside it.
 
-        Args:
-            folder (`str` or `os.PathLike`):
-                Folder of a model. Without a record file, the record is empty except for the results.
+        Without a record file, the record is empty except for the results.
         """
         path = Path(folder, RECORD_FILE)
         content = read_json(path) if path.is_file() else {}
@@ -107,13 +105,7 @@ class TrainingRecord:
 
 
 def describe_label_texts(labels: Labels, uses: Iterable[str]) -> str | None:
-    """
-    Says how the texts of labels were used; `None` if they were not.
-
-    Args:
-        labels ([`Labels`]): The labels of the model.
-        uses (`Iterable[str]`): The parts that used them.
-    """
+    """Says how the texts of labels were used, and in which parts; `None` if they were not."""
     parts = [*uses]
     if not parts:
         return None
@@ -136,14 +128,7 @@ def result_files(folder: str | os.PathLike) -> Iterator[tuple[Path, dict[str, An
 
 
 class TrainingRecorder(TrainerCallback):
-    """
-    Fills a [`TrainingRecord`] during training.
-
-    Args:
-        train_dataset (`datasets.Dataset`, *optional*): Training documents in the columns of [`prepare_dataset`].
-        eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
-            Documents to take examples from.
-    """
+    """Fills a [`TrainingRecord`] during training; `eval_dataset` gives examples of texts."""
 
     def __init__(
         self, train_dataset: Dataset | None = None, eval_dataset: Dataset | Mapping[str, Dataset] | None = None
@@ -195,12 +180,7 @@ class TrainingRecorder(TrainerCallback):
         """
         Records an evaluation of the whole model.
 
-        Args:
-            name (`str`):
-                Prefix of the metrics. `test` and `eval_dev` name the split; for `eval`, the dataset names it.
-            dataset (`datasets.Dataset`): The documents.
-            metrics ([`XMCMetrics`]): The results.
-            seconds (`float`): Duration.
+        `name` is the prefix of the metrics. `test` and `eval_dev` name the split; for `eval`, the dataset names it.
         """
         evaluation: dict[str, Any] = {
             "dataset": hub_id(dataset) or self.record.dataset,
@@ -223,11 +203,8 @@ class TrainingRecorder(TrainerCallback):
 
     def finish(self, model: XMCForTextClassification, with_examples: bool = False) -> None:
         """
-        Measures the latency of the trained model and chooses examples.
-
-        Args:
-            model ([`XMCForTextClassification`]): The trained model.
-            with_examples (`bool`, *optional*, defaults to `False`): Whether the card may show texts of the data.
+        Measures the latency of the trained model and, with `with_examples`, chooses texts of the data that the card
+        shows.
         """
         if not self._texts or (model.tfidf is None and model.encoder is None):
             return

@@ -31,7 +31,6 @@ _HOLDOUT_FOLDER = ".holdout"
 # A larger part would cost time and hardly make the results more exact.
 _MAX_HELD_OUT = 10_000
 _SHOWN_METRICS = ("P", "R", "nDCG")
-_LEGEND = "P@5: share of five suggestions that are right; R@5: share of the right labels among them"
 
 
 @dataclass

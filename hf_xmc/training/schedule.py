@@ -66,12 +66,8 @@ class Schedule:
     @classmethod
     def from_arguments(cls, args: XMCTrainingArguments, num_groups: int, steps_per_epoch: int) -> Schedule:
         """
-        The schedule that the options of a training describe.
-
-        Args:
-            args ([`XMCTrainingArguments`]): Options.
-            num_groups (`int`): Number of levels that are trained one after the other, or of groups of levels.
-            steps_per_epoch (`int`): Steps of one pass over the documents.
+        The schedule that the options of a training describe for levels, or groups of levels, trained one after the
+        other.
         """
         levels = args.make_level_arguments()
         rates = {}

@@ -170,17 +170,10 @@ def make_model(
     model: Any, args: XMCTrainingArguments, tokenizer: Any = None, dataset: Dataset | None = None
 ) -> XMCForTextClassification:
     """
-    Returns the model to train.
+    Returns the model to train: `model`, a new one on the encoder that it names, or on `args.encoder_name`.
 
-    Args:
-        model ([`XMCForTextClassification`] or `str`, *optional*):
-            A model, or the folder or Hub id of an encoder; `args.encoder_name` by default.
-        args ([`XMCTrainingArguments`]):
-            Options.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*):
-            Tokenizer of the encoder; by default the one in its folder.
-        dataset (`datasets.Dataset`, *optional*):
-            Training documents, which `max_length` of a new model follows unless an option sets it.
+    The tokenizer is by default that of the encoder. `max_length` of a new model follows the texts of `dataset` unless
+    an option sets it.
     """
     name = args.encoder_name
     if isinstance(model, (str, os.PathLike)):

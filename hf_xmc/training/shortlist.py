@@ -51,16 +51,10 @@ def level_shortlist(
     """
     Documents that train the children of each of the `num_nodes` nodes above `level`.
 
-    Args:
-        true_nodes (`csr_matrix`, *optional*):
-            `(documents, nodes)` true nodes of the level above; `None` for the root, which gets every document.
-        negatives (`str`):
-            `"tfn"`: documents with a true label under the node; `"man"`: documents whose beam reaches the node, which
-            leaves out positives the levels above miss; `"both"`: their union.
-        ranker (`LinearRanker`, *optional*): The levels trained so far, for `"man"`.
-        initial_beam ([`Beam`], *optional*):
-            Where the beams start, if not at the root. Those of the level above are used directly.
-        runtime ([`Runtime`], *optional*): Threads, progress and cache.
+    `true_nodes` are those of the level above, `(documents, nodes)`; `None` for the root, which gets every document.
+    `negatives` are `"tfn"`: documents with a true label under the node; `"man"`: documents whose beam reaches the
+    node, by the levels of `ranker` trained so far, which leaves out positives the levels above miss; `"both"`: their
+    union. `initial_beam` says where the beams start, if not at the root; those of the level above are used directly.
     """
     if true_nodes is None:
         return Shortlist(np.array([0, len(features)]), np.arange(len(features)))

@@ -231,7 +231,6 @@ class XMCTrainer(LevelTrainer):
                 self.cache.processes.from_main(lock.lock)
                 return self._train(resume_from_checkpoint, trial)
         finally:
-            self._trained_folder = str(self.args.output_dir)
             self.args.output_dir = folder
 
     def call_model_init(self, trial: Any = None) -> Any:
