@@ -170,8 +170,15 @@ def test_revisions_subfolders_and_pull_requests(hub, client, model_folder, encod
     assert load(client, "me/nested", subfolder="some/where") == expected
 
 
-def test_parts_of_an_earlier_model_do_not_stay(hub, client, model_folder, vector_model_folder, expected):
+def test_parts_of_an_earlier_model_do_not_stay(
+    hub, client, model_folder, vector_model_folder, parts_model_folder, expected
+):
+    parts = {"label_vectors.safetensors", "knn.safetensors", "scorer.json"}
+    push(client, parts_model_folder, "me/replaced")
+    assert parts <= hub.files("me/replaced").keys()
     push(client, vector_model_folder, "me/replaced")
+    assert parts - {path.name for path in vector_model_folder.iterdir()}
+    assert parts & hub.files("me/replaced").keys() <= {path.name for path in vector_model_folder.iterdir()}
     assert "tfidf.safetensors" not in hub.files("me/replaced")
     push(client, model_folder, "me/replaced", max_shard_size="20KB")
     shards = [name for name in hub.files("me/replaced") if name.startswith("ranker")]

@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from transformers.utils import CONFIG_NAME
 
 from ..remote_code import CLASSES, SelfContainedModel, add_code, code_files, member_folders, remove_code
+from ..scorer import SCORER_FILE
 from ..serialization import (
     ENSEMBLE_FILE,
     MAX_SHARD_SIZE,
@@ -30,6 +31,7 @@ from ..serialization import (
     read_json,
     write_json,
 )
+from ..tfidf import VOCABULARY_FILE
 from ..training.record import public_name
 from .model_card import CARD_FILE, EVAL_RESULTS_FOLDER, CardOptions, write_model_card
 
@@ -40,12 +42,13 @@ _NAMES = ("LICENSE", "NOTICE")
 # Checkpoints, temporary and hidden files; results, which the training record repeats without local paths.
 _PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
 _MEMBER = re.compile(r"member-\d+")
-# Parts of a model that another model may lack. Left in the repository, they would be loaded with the new model.
+# Parts of a model that another model may lack. Left in the repository, they would be loaded with the new model, or show
+# training documents that it does not have.
+_PART_STEMS = ("model", "ranker", "ranker_tree", "label_tree", "tfidf", "label_vectors", "knn", "knn_vectors")
 _PART_PATTERNS = (
-    *(f"{stem}{rest}" for stem in ("model", "ranker") for rest in (".safetensors", ".safetensors.index.json")),
-    *(f"{stem}-?????-of-?????.safetensors" for stem in ("model", "ranker")),
-    *("ranker_tree.safetensors", "tfidf.safetensors", "tfidf_vocab.txt", "labels.json", "label_tree.safetensors"),
-    *(ENSEMBLE_FILE, "member-[0-9]*/*"),
+    *(f"{stem}{rest}" for stem in _PART_STEMS for rest in (".safetensors", ".safetensors.index.json")),
+    *(f"{stem}-?????-of-?????.safetensors" for stem in _PART_STEMS),
+    *(VOCABULARY_FILE, SCORER_FILE, "labels.json", ENSEMBLE_FILE, "member-[0-9]*/*"),
 )
 # Seconds before each retry of a failed upload.
 _WAITS = (1, 5)
