@@ -71,9 +71,31 @@ def hash_order(features, bits):
 
 
 @compiled
+def _hash(feature):
+    # numba widens the product to 64 bits: truncate it.
+    return np.uint64(np.uint32(np.uint32(feature) * _MULTIPLIER))
+
+
+@compiled
 def _bucket(feature, bits):
-    # numba widens the product to 64 bits: truncate it, then take the highest `bits` of the 32.
-    return np.int64(np.uint64(np.uint32(np.uint32(feature) * _MULTIPLIER)) >> np.uint64(32 - bits))
+    """The highest `bits` of the hash."""
+    return np.int64(_hash(feature) >> np.uint64(32 - bits))
+
+
+@compiled
+def _places_by_hash(indptr, indices, first_document, last_document):
+    """Returns the places of the features of each document within its row, in the order of their hashes."""
+    first = np.int64(indptr[first_document])
+    places = np.empty(np.int64(indptr[last_document]) - first, dtype=np.int32)
+    for document in range(first_document, last_document):
+        begin, end = np.int64(indptr[document]), np.int64(indptr[document + 1])
+        keys = np.empty(end - begin, dtype=np.uint64)
+        for p in range(begin, end):
+            keys[p - begin] = _hash(indices[p]) << np.uint64(32) | np.uint64(p - begin)
+        keys.sort()
+        for p in range(begin, end):
+            places[p - first] = np.int32(keys[p - begin] & np.uint64(_LAST_NODE))
+    return places
 
 
 @compiled
@@ -88,31 +110,38 @@ def quantize(row, codes):
 
 @compiled
 def _rows_by_hash(
-    block, indices, data, begin, end, row_begin, bucket_begin, buckets, records, features, scales, starts, ends, hits,
-    factors
+    block, indices, data, begin, end, order, row_begin, bucket_begin, buckets, records, features, scales, starts, ends,
+    rows, hits, factors
 ):  # fmt: skip
     """
     Writes the rows of a block for the features of a document to `hits`, and their factors to `factors`.
 
-    Returns the number of rows. There are three loops because loops without branches overlap their cache misses.
+    Returns the number of rows. Features are looked up in `order`, their places within the document; the result does
+    not depend on it. The loops are separate because loops without branches overlap their cache misses.
     """
     first_row, first_bucket = row_begin[block], bucket_begin[block]
     bits = bucket_bits(row_begin[block + 1] - first_row)
-    for p in range(begin, end):
-        slot = first_bucket + _bucket(indices[p], bits)
-        starts[p - begin] = buckets[slot]
-        ends[p - begin] = buckets[slot + 1]
-    for p in range(end - begin):
-        prefetch(records, first_row + starts[p])
+    for k in range(end - begin):
+        slot = first_bucket + _bucket(indices[begin + order[k]], bits)
+        starts[k] = buckets[slot]
+        ends[k] = buckets[slot + 1]
+    for k in range(end - begin):
+        prefetch(records, first_row + starts[k])
+    for k in range(end - begin):
+        feature = indices[begin + order[k]]
+        found_row = np.int64(-1)
+        for row in range(first_row + starts[k], first_row + ends[k]):
+            if features[row, 0] == feature:
+                found_row = row
+                break
+        rows[order[k]] = found_row
     found = 0
     for p in range(begin, end):
-        feature = indices[p]
-        for row in range(first_row + starts[p - begin], first_row + ends[p - begin]):
-            if features[row, 0] == feature:
-                hits[found] = row
-                factors[found] = data[p] * scales[row, 1]
-                found += 1
-                break
+        hits[found] = rows[p - begin]
+        factors[found] = data[p]
+        found += rows[p - begin] >= 0
+    for hit in range(found):
+        factors[hit] *= scales[hits[hit], 1]
     return found
 
 
@@ -226,7 +255,14 @@ def search(
     for document in range(first_document, last_document):
         longest = max(longest, np.int64(indptr[document + 1] - indptr[document]))
     starts, ends = np.empty(longest, dtype=np.int32), np.empty(longest, dtype=np.int32)
-    hits, factors = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
+    rows, hits = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.int64)
+    factors = np.empty(longest, dtype=np.float32)
+    # In the order of hashes, buckets and records are read from front to back, with fewer cache and TLB misses. Sorting
+    # takes longer than it saves if most look-ups are in the table.
+    tables = table.shape[0] > 0
+    orders = np.arange(longest).astype(np.int32)
+    if not tables:
+        orders = _places_by_hash(indptr, indices, first_document, last_document)
     mean_nonzeros = (indptr[last_document] - indptr[first_document]) // max(count, 1)
     scores = np.zeros(LANES, dtype=np.float32)
     score_bits = scores.view(np.uint32)
@@ -260,7 +296,7 @@ def search(
                         continue
                     first_row, last_row = row_begin[block], row_begin[block + 1]
                     lookups = (group_end - group) * mean_nonzeros
-                    tabled = table.shape[0] > 0 and lookups * _ROWS_PER_LOOKUP > last_row - first_row
+                    tabled = tables and lookups * _ROWS_PER_LOOKUP > last_row - first_row
                     if tabled:
                         _fill_table(features, first_row, last_row, table)
                     for visit in range(group, group_end):
@@ -270,9 +306,10 @@ def search(
                         if tabled:
                             found = _rows_by_table(indices, data, begin, end, first_row, table, scales, hits, factors)
                         else:
+                            at = np.int64(0) if tables else begin - np.int64(indptr[first_document])
                             found = _rows_by_hash(
-                                block, indices, data, begin, end, row_begin, bucket_begin, buckets, records, features,
-                                scales, starts, ends, hits, factors
+                                block, indices, data, begin, end, orders[at:], row_begin, bucket_begin, buckets,
+                                records, features, scales, starts, ends, rows, hits, factors
                             )  # fmt: skip
                         scores[:] = 0
                         lane_dot_run(dense[document], 0, width, dense_weights, block * width, scores)

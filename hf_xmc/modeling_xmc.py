@@ -249,8 +249,10 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
                 Called with the number of processed documents.
         """
         limit_threads_after_fork()
-        was_training = self.training
-        self.eval()
+        # `train` and `eval` go through all modules, which takes as long as 5 % of a short text.
+        was_training, is_training = self.training, self.training or self.encoder.training
+        if is_training:
+            self.eval()
         mixed = torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
         vectors = np.zeros((len(documents), self.vector_size), dtype=np.float32)
         padding = padding_id(self.config.encoder_config, self.tokenizer)
@@ -276,7 +278,8 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
                 np.add.at(vectors, start + document[chosen], encoded * lengths)
                 if progress is not None:
                     progress(start + int(len(chunk) * min(1, (first + batch_size) / len(order))))
-        self.train(was_training)
+        if is_training:
+            self.train(was_training)
         if not np.isfinite(vectors).all():
             raise ValueError(
                 "The encoder gives vectors that are not finite: its weights in `model.safetensors` are damaged or too "
