@@ -266,6 +266,8 @@ class RecipeParser(HfArgumentParser):
         if unknown:
             known = [option for action in self._actions for option in action.option_strings]
             flag = unknown[0].split("=")[0]
+            if not flag.startswith("-"):
+                raise ValueError(f"`{flag}` is one argument too many: give one DATA, and one value to each option.")
             raise ValueError(
                 explain_old_name(flag.removeprefix("--").replace("-", "_"))
                 or f"`{flag}` is not an option.{closest(flag, known)}"

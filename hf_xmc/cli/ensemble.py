@@ -21,10 +21,10 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("An ensemble needs at least two models.")
     if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
         raise FileExistsError(
-            f"`{args.output_dir}` contains a model already. Choose another `--output_dir`, or give `--overwrite`."
+            f"`{args.output_dir}` contains a model already. Choose another `--output`, or give `--overwrite`."
         )
     if any(os.path.realpath(model) == os.path.realpath(args.output_dir) for model in args.models):
-        raise ValueError(f"`--output_dir {args.output_dir}` is one of the models. Choose another folder.")
+        raise ValueError(f"`--output {args.output_dir}` is one of the models. Choose another folder.")
     dataset = None
     if args.validation is not None:
         split = args.split or (None if os.path.isfile(args.validation) else "validation")

@@ -253,6 +253,8 @@ def _load_split(
     elif extension in _XMC_EXTENSIONS or has_xmc_header(files[0]):
         dataset = read_xmc_text(files[0], split, cache_dir)
     else:
+        if extension == ".xls":
+            raise ValueError(f"`{files[0]}` is in the old format of Excel. Open it and save it as .xlsx or .csv.")
         raise ValueError(
             f"The format of `{files[0]}` is not supported. Use {', '.join(TABLES)} or the text format of the "
             "Extreme Classification Repository, whose first line is `documents features labels`."
@@ -302,6 +304,8 @@ def _csv_options(path: Path, as_text: bool = False, **options: Any) -> dict[str,
     if as_text:
         options["features"] = Features({name: Value("string") for name in found.columns})
         options["skipinitialspace"] = True
+    if found.skipped:
+        options["skiprows"] = found.skipped
     # "NA" and "null" are ordinary texts.
     return {"keep_default_na": False, **options, "sep": found.separator, "encoding": found.encoding}
 
