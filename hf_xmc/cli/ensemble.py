@@ -12,7 +12,7 @@ from ..hub.model_card import forget_model
 from ..parallel.stage_cache import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
-from .arguments import data_options, load_split
+from .arguments import data_options, load_split, recorded_columns
 
 
 def run(args: argparse.Namespace) -> None:
@@ -44,9 +44,11 @@ def run(args: argparse.Namespace) -> None:
     ensemble.save_pretrained(args.output_dir)
     weights, combine = ensemble.config.weights, ensemble.config.combine
     record = {"models": args.models, "weights": weights, "combine": combine, **results}
+    record["columns"] = recorded_columns(args.models[0])
     write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), record)
     for model, weight in zip(args.models, weights or (), strict=weights is not None):
         print(f"{weight:6.3f}  {model}")
     for name, value in results.items():
-        print(f"{name}: {value}")
+        values = value if isinstance(value, list) else [value]
+        print(f"{name}: {', '.join(f'{100 * number:.2f} %' for number in values)}")
     print(f"The ensemble is in {args.output_dir}.")
