@@ -239,6 +239,13 @@ def test_what_cannot_be_read(tmp_path, load, content, options, message):
         load(path, **options)
 
 
+def test_a_damaged_line_of_json(tmp_path, load):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a", "labels": ["b"]}\n\n{"text": "c",\n')
+    with pytest.raises(ValueError, match="line 3"):
+        load(path)
+
+
 def test_a_table_with_a_line_of_excel(tmp_path, load):
     path = Path(write(tmp_path / "data.csv", [(n, t, "|".join(own)) for n, t, own in ROWS], separator=";"))
     for line in ("sep=;\r\n", '"sep=;"\n'):

@@ -215,6 +215,17 @@ def test_the_bar_only_grows(monkeypatch, table, tmp_path):
     assert len(shares) > 5 and shares == sorted(shares)
 
 
+def test_the_bar_moves_within_levels_of_the_ranker():
+    progress = StageProgressCallback(bar=False)
+    progress.begin_stage("ranker")
+    shares = [0.0]
+    for level, total in ((1, 2), (2, 8), (3, 50)):
+        for done in range(1, total + 1):
+            progress.report(f"ranker level {level}/3", done, total)
+            shares.append(progress._inner)
+    assert all(before < after for before, after in zip(shares, shares[1:], strict=False)) and shares[-1] == 1
+
+
 def test_unknown_kind_of_log():
     with pytest.raises(ValueError, match="json"):
         StageProgressCallback("loud")

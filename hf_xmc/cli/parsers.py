@@ -380,7 +380,7 @@ def _add_push_dataset(parser: Parser) -> None:
 
 
 def _add_completion(parser: Parser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
 _ADD_ARGUMENTS = {

@@ -102,11 +102,7 @@ def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
                 f"`column_mapping` maps `{source}` to `{target}`, which is not one of {', '.join(COLUMNS)}.{way_out}"
             )
         if source not in dataset.column_names:
-            what = {"text": "the texts: `--text-column`", "labels": "the labels: `--label-column`"}.get(target, target)
-            raise ValueError(
-                f"{missing_column(source, dataset.column_names)} Name the column of {what}, or `column_mapping` in "
-                "Python."
-            )
+            raise ValueError(f"{missing_column(source, dataset.column_names)} In Python: `column_mapping`.")
     targets = list(mapping.values())
     for target in targets:
         if targets.count(target) > 1:
@@ -123,7 +119,7 @@ def missing_column(name: str, columns: Sequence[str]) -> str:
     hint = f" Did you mean `{close[0]}`?" if close else ""
     message = f"There is no column `{name}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
     if name not in COLUMNS:
-        return message
+        return f"{message} Commands take columns as `--text-column`, `--label-column` or `--keep-columns`."
     example = close[0] if close else "your column"
     flag = {"text": f" (--text-column '{example}')", "labels": f" (--label-column '{example}')"}.get(name, "")
     return f'{message} Name the column to use with column_mapping={{"{example}": "{name}"}}{flag}.'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -30,6 +31,7 @@ _SECONDS, _STEPS = "_seconds", "steps"
 _INTERVAL = 0.1
 _UNITS = {"depth": "levels", "features": "terms", "max length": "per document at most"}
 _REPORTED = ("P@1", "P@5", "nDCG@5")
+_LEVEL = re.compile(r"level (\d+)/(\d+)")
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
@@ -102,9 +104,7 @@ class StageProgressCallback(TrainerCallback):
             self._open()
         if stage != self._part:
             self._part, self._parts = stage, self._parts + 1
-        # How many parts will follow is not known: a stage is half done after its first one.
-        reached = (self._parts - 1 + done / max(total, 1)) / (self._parts + 1)
-        self._inner = max(self._inner, reached)
+        self._inner = max(self._inner, _share_done(stage, self._parts, done / max(total, 1)))
         self._show(f"{stage} {done:,} of {total:,}")
 
     def _open(self) -> None:
@@ -113,7 +113,8 @@ class StageProgressCallback(TrainerCallback):
         width = shutil.get_terminal_size().columns  # tqdm shows nothing in a terminal that does not know its size
         self._bar = tqdm(total=1.0, bar_format=layout, leave=False, file=sys.stderr, ncols=width, nrows=24, unit="")
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -184,7 +185,7 @@ class StageProgressCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the bar after an evaluation that is not part of a training."""
         if not self._is_training and self._span[1] == 1.0:
-            self._close()
+            self.close()
 
     def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the bar."""
@@ -215,7 +216,8 @@ class StageProgressCallback(TrainerCallback):
 
     def _line(self, name: str, what: str, seconds: float) -> None:
         if self.log == "text":
-            self.write(f"{name:<20}{what:<40} {seconds:>7.1f} s {format_size(_memory()):>8}")
+            memory = f" {format_size(_memory()):>8}" if len(what) <= 40 else ""  # a line fits into 80 characters
+            self.write(f"{name:<20}{what:<40} {seconds:>{max(1, 47 - max(40, len(what)))}.1f} s{memory}")
 
     def write(self, line: str) -> None:
         """Prints a line above the bar."""
@@ -261,6 +263,17 @@ def _fact(name: str, value: Any) -> str:
     name = name.removeprefix("eval_").replace("_", " ")
     unit = _UNITS.get(name, name)
     return f"{text} {unit[:-1] if value == 1 and unit.endswith('s') else unit}"
+
+
+def _share_done(part: str, number: int, done: float) -> float:
+    """The share of a stage that is done, after a share of one of its parts."""
+    level = _LEVEL.search(part)
+    if level:  # of n; each level has about four times the work of the one above
+        before, after = (4 ** (int(level[1]) - i) - 1 for i in (1, 0))
+        return (before + (after - before) * done) / (4 ** int(level[2]) - 1)
+    # How many parts will follow is not known: a stage is half done after its first one.
+    before, after = ((number - i) / (number - i + 1) for i in (1, 0))
+    return before + (after - before) * done
 
 
 def _clock(seconds: float) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -200,7 +201,10 @@ def train(
         options["encoder_name"] = encoder
     options["method"] = options.get("method") or "auto"
     processes = ProcessGroup.current()
-    with quiet_libraries():
+    if not processes.is_main:
+        progress.silence()
+    with quiet_libraries(), closing(progress):
+        progress.begin_stage("reading")
         with processes.main_first():
             found = load_documents(data, **columns)
         vocabulary = vocabulary_beside(found.name, label_texts, label_language)
@@ -399,7 +403,8 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
         few = f": {documents['train']} are too few to measure on" if documents["train"] < _MIN_DOCUMENTS else ""
         lines.append(("  held out", f"none{few}", "" if few else "--holdout"))
     for name, what, option in lines:
-        progress.write(f"{name:<20}{what:<36} {option}".rstrip())
+        gap = " " if len(what) <= 36 else "  "
+        progress.write(f"{name:<20}{what:<36}{gap}{option}".rstrip())
 
 
 def _column_lines(columns: FoundColumns) -> list[tuple[str, str, str]]:
