@@ -36,6 +36,10 @@ def write_tables(folder: Path) -> None:
         for number, row in enumerate(sample, 1):
             table.writerow((number, row["text"], "; ".join(row["labels"])))
     Path(folder, "notes.csv").write_text("one,two\nhello world,3\n")
+    Path(folder, "wide.csv").write_text("text,label1,label2\nlakes,water,fish\nrivers,water,\n")
+    Path(folder, "flags.csv").write_text("text,water,fish\nlakes,1,1\nrivers,1,0\nwoods,0,0\n")
+    Path(folder, "damaged.jsonl").write_text('{"text": "lakes", "tags": ["water"]}\n{"text": "rivers",\n')
+    Path(folder, "old.xls").write_bytes(b"\xd0\xcf\x11\xe0")
     Path(folder, "broken.csv").write_text("text,tags\nlakes,water\nrivers,water,fish\n")
     Path(folder, "mixed.csv").write_bytes(b"text,tags\n" + "Zürich,x\n".encode() * 50 + b"Z\xfcrich,y\n")
 

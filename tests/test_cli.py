@@ -439,6 +439,17 @@ def test_completion(shell, capsys):
         assert run.stdout.strip() == expected, (line, run.stderr)
 
 
+def test_completion_for_fish(capsys):
+    assert main(["completion", "fish"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("complete -c hf-xmc ") and line.count("'") % 2 == 0 for line in lines)
+    assert "complete -c hf-xmc -f -n __fish_use_subcommand -a predict -d 'tag the documents of files'" in lines
+    options = [line for line in lines if "__fish_seen_subcommand_from predict'" in line]
+    assert any(" -l top-k -r " in line for line in options) and any(" -l overwrite -d " in line for line in options)
+    assert any(" -l format -x -a 'jsonl parquet' " in line for line in options)
+    assert any(" -l output -s o -r " in line for line in options)
+
+
 def test_dashes_and_underscores(data, model_folder, tmp_path):
     argv = ["evaluate", str(model_folder), str(data), "--ks", "1", "--output", str(tmp_path / "results.json")]
     assert main([*argv, "--beam_size", "3", "--batch_size=7"]) == 0

@@ -72,6 +72,44 @@ def test_commas_within_names_do_not_separate_labels():
     assert find_columns(both, label_column="city").delimiter == ";"
 
 
+@pytest.mark.parametrize("rows", [3, 20, 60])
+@pytest.mark.parametrize("separator", [", ", "; ", "|"])
+def test_a_small_table_with_many_labels(rows, separator):
+    labels = [[f"Label number {i}", f"shared {i % 7}", f"Other {i}"] for i in range(rows)]
+    table = {"id": list(range(rows)), "title": [f"A text, {i}" for i in range(rows)]}
+    found = find_columns(Dataset.from_dict({**table, "subjects": [separator.join(own) for own in labels]}))
+    assert (found.text, found.labels, found.delimiter) == ("title", "subjects", separator.strip())
+
+
+def test_a_subject_that_is_a_text_is_not_the_labels():
+    rows = range(40)
+    columns = {"subject": [f"Printer {i} jams" for i in rows], "body": [f"It jams {i} times." for i in rows]}
+    found = find_columns(Dataset.from_dict({**columns, "team": [f"team {i % 3}" for i in rows]}))
+    assert found.labels == "team"
+
+
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        ({"label1": [f"a {i}" for i in range(30)], "label2": [f"b {i}" for i in range(30)]}, "label1, label2"),
+        ({"toxic": ["0", "1"] * 15, "insult": ["1", "0"] * 15}, "toxic, insult have 0 and 1"),
+    ],
+)
+def test_labels_in_several_columns(columns, message):
+    table = Dataset.from_dict({"text": [f"some text {i}" for i in range(30)], **columns})
+    with pytest.raises(ValueError, match=message):
+        find_columns(table)
+
+
+def test_data_frames(load):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": [row[1] for row in ROWS], "labels": ["|".join(row[2]) for row in ROWS]})
+    assert pairs(load(frame).splits["train"]) == EXPECTED
+    assert pairs(load(frame[::2]).splits["train"]) == EXPECTED[::2]  # its index is not a column
+    with pytest.raises(TypeError, match="list"):
+        load([{"text": "a", "labels": ["b"]}])
+
+
 def test_codes_separated_by_spaces():
     codes = ["cs.CL", "cs.LG", "stat.ML", "math.PR"]
     rows = [" ".join({codes[i % 4], codes[(i // 4) % 4], codes[(i // 9) % 4]}) for i in range(60)]
@@ -199,6 +237,21 @@ def test_what_cannot_be_read(tmp_path, load, content, options, message):
     path.write_text(content)
     with pytest.raises((ValueError, TypeError), match=message):
         load(path, **options)
+
+
+def test_a_damaged_line_of_json(tmp_path, load):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a", "labels": ["b"]}\n\n{"text": "c",\n')
+    with pytest.raises(ValueError, match="line 3"):
+        load(path)
+
+
+def test_a_table_with_a_line_of_excel(tmp_path, load):
+    path = Path(write(tmp_path / "data.csv", [(n, t, "|".join(own)) for n, t, own in ROWS], separator=";"))
+    for line in ("sep=;\r\n", '"sep=;"\n'):
+        (tmp_path / "excel.csv").write_bytes(line.encode() + path.read_bytes())
+        found = load(str(tmp_path / "excel.csv"))
+        assert found.separator == ";" and pairs(found.splits["train"]) == EXPECTED
 
 
 def test_one_damaged_character(tmp_path):

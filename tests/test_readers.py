@@ -212,8 +212,8 @@ def test_xmc_white_space(tmp_path, load, line):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"1,2 3:4\n", "line 1, is b'1,2 3:4"),
-        (b"2 5\n1 1:1\n", "line 1, is b'2 5"),
+        (b"1,2 3:4\n", "line 1, is `1,2 3:4"),
+        (b"2 5\n1 1:1\n", "line 1, is `2 5"),
         (b"3 5 3\n1 1:1\n2 2:1\n", ".*2 of the 3 documents"),
         (b"1 5 3\n1 1:1\n2 2:1\n", ".*1 documents"),
         (b"2 5 3\n", ".*documents"),

@@ -40,7 +40,8 @@ def test_train(table, tmp_path, capsys):
         "tickets.csv",
         "Beschreibung",
         "--text-column",
-        "`tags`, separated by ';'",
+        "column `tags`",
+        "separated by ';'",
         "--holdout",
         "features",
     ):
@@ -52,6 +53,28 @@ def test_train(table, tmp_path, capsys):
     assert record.evaluations[0]["split"].startswith("holdout")
     with pytest.raises(FileExistsError, match="overwrite"):
         hf_xmc.train(table, folder)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 25])
+def test_a_table_of_a_few_rows(tmp_path, capsys, rows):
+    table = Dataset.from_dict({"text": [f"text {i}" for i in range(rows)], "labels": [[f"l{i}"] for i in range(rows)]})
+    model, report = hf_xmc.train(table, tmp_path / "model", use_cpu=True)
+    assert (report.documents, report.labels, report.metrics) == (rows, rows, {})
+    assert f"{rows} are too few" in capsys.readouterr().out or rows == 25
+    assert f"{rows} document" in str(report) and str(report.labels) in repr(report)
+
+
+def test_three_labels(tmp_path, capsys):
+    rows = {"text": [f"word{i % 3} text {i}" for i in range(60)], "label": [f"class {i % 3}" for i in range(60)]}
+    report = hf_xmc.train(Dataset.from_dict(rows), tmp_path / "model", use_cpu=True)[1]
+    assert "@1" in str(report) and "@3" not in str(report) and "P@5" not in capsys.readouterr().out
+
+
+def test_misspelt_options(table, tmp_path):
+    with pytest.raises(TypeError, match="`method`"):
+        hf_xmc.train(table, tmp_path / "model", metod="knn")
+    with pytest.raises(TypeError, match="`label_column`"):
+        hf_xmc.train(table, tmp_path / "model", label_colum="tags")
 
 
 def test_without_the_second_training(table, tmp_path):
@@ -179,7 +202,8 @@ def test_json_lines(table, tmp_path, capsys):
     assert main(["train", str(table), "-o", str(tmp_path / "model"), "--log", "json", "--use_cpu", "true"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["columns"]["labels"] == "tags" and lines[0]["held_out"] > 0
-    assert any("ranker_seconds" in line for line in lines) and all("memory_bytes" in line for line in lines[1:])
+    assert any("ranker_seconds" in line for line in lines) and all("memory_bytes" in line for line in lines[1:-1])
+    assert lines[-1]["report"]["metrics"]["P@1"] > 0.8 and lines[-1]["report"]["by_frequency"]
 
 
 def test_the_bar_only_grows(monkeypatch, table, tmp_path):
@@ -189,6 +213,17 @@ def test_the_bar_only_grows(monkeypatch, table, tmp_path):
     hf_xmc.train(table, tmp_path / "model", use_cpu=True)
     shares = [int(part.split("%")[0].split()[-1]) for part in terminal.getvalue().split("\r") if "%" in part]
     assert len(shares) > 5 and shares == sorted(shares)
+
+
+def test_the_bar_moves_within_levels_of_the_ranker():
+    progress = StageProgressCallback(bar=False)
+    progress.begin_stage("ranker")
+    shares = [0.0]
+    for level, total in ((1, 2), (2, 8), (3, 50)):
+        for done in range(1, total + 1):
+            progress.report(f"ranker level {level}/3", done, total)
+            shares.append(progress._inner)
+    assert all(before < after for before, after in zip(shares, shares[1:], strict=False)) and shares[-1] == 1
 
 
 def test_unknown_kind_of_log():

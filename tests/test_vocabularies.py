@@ -237,7 +237,7 @@ def test_training_with_a_file(tmp_path, documents, capsys):
     path = write(tmp_path / "topics.csv", "\n".join(["label,text,parents", *lines, "all,everything,", "unused,-,"]))
     trainer = train_linear(tmp_path / "model", documents.select(range(200)), label_texts=str(path))
     assert trainer.model.labels.name_of("label 07") == "topic07"
-    assert "label texts             61 of 61 labels, 60 with parents" in capsys.readouterr().out
+    assert "label texts         61 of 61 labels, 60 with parents" in capsys.readouterr().out
     assert TrainingRecord.load(tmp_path / "model").label_texts == ["ranker", "label vectors"]
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "| label texts | 61 of 61 labels, 60 with parents; used in ranker, label vectors |" in card

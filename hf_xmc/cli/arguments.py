@@ -20,7 +20,7 @@ from ..data.documents import is_prepared_data, load_documents
 from ..data.readers import join_splits, split_names
 from ..data.vocabularies import vocabulary_beside
 from ..modeling_utils import PredictMixin
-from ..serialization import resolve_file
+from ..serialization import ENSEMBLE_FILE, read_json, resolve_file
 from ..training.extension import check_extension
 from ..training.options import explain_old_name
 from ..training.progress import LOGS, quiet_libraries
@@ -148,7 +148,12 @@ def data_options(args: Any, model: str | None = None) -> dict[str, Any]:
 
 def recorded_columns(model: str) -> dict[str, Any]:
     """The columns of the data that a model was trained on, from its record; empty if it has none."""
-    return (TrainingRecord.load(model).columns if os.path.isdir(model) else None) or {}
+    if not os.path.isdir(model):
+        return {}
+    ensemble = Path(model, ENSEMBLE_FILE)
+    if ensemble.is_file():
+        return read_json(ensemble).get("columns") or {}
+    return TrainingRecord.load(model).columns or {}
 
 
 def load_split(
@@ -266,6 +271,8 @@ class RecipeParser(HfArgumentParser):
         if unknown:
             known = [option for action in self._actions for option in action.option_strings]
             flag = unknown[0].split("=")[0]
+            if not flag.startswith("-"):
+                raise ValueError(f"`{flag}` is one argument too many: give one DATA, and one value to each option.")
             raise ValueError(
                 explain_old_name(flag.removeprefix("--").replace("-", "_"))
                 or f"`{flag}` is not an option.{closest(flag, known)}"

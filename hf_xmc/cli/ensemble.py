@@ -12,7 +12,7 @@ from ..hub.model_card import forget_model
 from ..parallel.stage_cache import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
-from .arguments import data_options, load_split
+from .arguments import data_options, load_split, recorded_columns
 
 
 def run(args: argparse.Namespace) -> None:
@@ -21,10 +21,10 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("An ensemble needs at least two models.")
     if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
         raise FileExistsError(
-            f"`{args.output_dir}` contains a model already. Choose another `--output_dir`, or give `--overwrite`."
+            f"`{args.output_dir}` contains a model already. Choose another `--output`, or give `--overwrite`."
         )
     if any(os.path.realpath(model) == os.path.realpath(args.output_dir) for model in args.models):
-        raise ValueError(f"`--output_dir {args.output_dir}` is one of the models. Choose another folder.")
+        raise ValueError(f"`--output {args.output_dir}` is one of the models. Choose another folder.")
     dataset = None
     if args.validation is not None:
         split = args.split or (None if os.path.isfile(args.validation) else "validation")
@@ -44,9 +44,11 @@ def run(args: argparse.Namespace) -> None:
     ensemble.save_pretrained(args.output_dir)
     weights, combine = ensemble.config.weights, ensemble.config.combine
     record = {"models": args.models, "weights": weights, "combine": combine, **results}
+    record["columns"] = recorded_columns(args.models[0])
     write_json(os.path.join(args.output_dir, ENSEMBLE_FILE), record)
     for model, weight in zip(args.models, weights or (), strict=weights is not None):
         print(f"{weight:6.3f}  {model}")
     for name, value in results.items():
-        print(f"{name}: {value}")
+        values = value if isinstance(value, list) else [value]
+        print(f"{name}: {', '.join(f'{100 * number:.2f} %' for number in values)}")
     print(f"The ensemble is in {args.output_dir}.")

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("`--examples` are documents of new labels. Give `--add`, too.")
     if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
         raise FileExistsError(
-            f"`{args.output_dir}` contains a model already. Choose another `--output-dir`, or give `--overwrite`."
+            f"`{args.output_dir}` contains a model already. Choose another `--output`, or give `--overwrite`."
         )
     added = load_vocabulary(args.add, language=args.label_language) if args.add else {}
     removed = load_label_list(args.remove)[0] if args.remove else []

@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _make_main_parser().parse_args(argv)
     if args.command not in COMMANDS:
-        print(f"hf-xmc: `{args.command}` is not a command.{closest(args.command, COMMANDS)}", file=sys.stderr)
+        hint = closest(args.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
+        print(f"hf-xmc: `{args.command}` is not a command.{hint}", file=sys.stderr)
         return 2
     try:
         _run(args.command, args.arguments)
@@ -54,10 +55,14 @@ def _run(command: str, argv: Sequence[str]) -> None:
         import_module("hf_xmc.cli.train").run(argv)
         return
     args = make_parser(command).parse_args(argv)
-    if command in HUB_COMMANDS:
-        import_module("hf_xmc.cli.hub").run(command, args)
-    else:
-        import_module(f"hf_xmc.cli.{command}").run(args)
+    if command == "completion":  # needs no torch
+        import_module("hf_xmc.cli.completion").run(args)
+        return
+    with import_module("hf_xmc.training.progress").quiet_libraries():
+        if command in HUB_COMMANDS:
+            import_module("hf_xmc.cli.hub").run(command, args)
+        else:
+            import_module(f"hf_xmc.cli.{command}").run(args)
 
 
 def _make_main_parser() -> argparse.ArgumentParser:

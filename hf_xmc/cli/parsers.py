@@ -68,7 +68,7 @@ _PARTS = ("text_tfidf", "centroid_tfidf", "knn_tfidf", "text_vector", "centroid_
 PREDICT_WITH = ("all", "both", "ranker", "heads", *_PARTS)
 DTYPES = ("float32", "bfloat16", "float16")
 AVERAGES = ("scores", "ranks")
-SHELLS = ("bash", "zsh")
+SHELLS = ("bash", "zsh", "fish")
 _BATCH_SIZE = 32
 _DTYPE_HELP = f"precision of the encoder ({', '.join(DTYPES)}); as saved by default"
 _MAPPING = 'JSON: {"title": "text", "subjects": "labels"}'
@@ -208,7 +208,11 @@ card.""",
     ),
     "completion": (
         "Prints a script that completes commands, options and their values in a shell.",
-        ("bash > ~/.local/share/bash-completion/completions/hf-xmc", "zsh >> ~/.zshrc"),
+        (
+            "bash > ~/.local/share/bash-completion/completions/hf-xmc",
+            "zsh >> ~/.zshrc",
+            "fish > ~/.config/fish/completions/hf-xmc.fish",
+        ),
     ),
 }
 
@@ -376,7 +380,7 @@ def _add_push_dataset(parser: Parser) -> None:
 
 
 def _add_completion(parser: Parser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
 _ADD_ARGUMENTS = {

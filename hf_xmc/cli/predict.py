@@ -30,7 +30,7 @@ from ..inference.writers import Predictions, json_line, parquet_schema, predicti
 from ..modeling_utils import PredictMixin
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import Runtime
-from ..training.progress import quiet_libraries
+from ..training.progress import format_count, quiet_libraries
 from ..utils import Progress
 from .arguments import load_model, load_split, recorded_columns
 
@@ -170,7 +170,9 @@ def _progress_bar(disable: bool | None) -> Iterator[Progress]:
 
 
 def _summary(job: PredictionJob, output: str) -> str:
-    documents = f"{job.documents:,} documents in {job.parts:,} parts"
+    documents = format_count(job.documents, "document")
+    if job.parts > 1:
+        documents += f" in {job.parts:,} parts"
     if job.resumed == job.parts:
         return f"`{output}` is complete already: {documents}."
     earlier = f", {job.resumed:,} of them finished by an earlier run" if job.resumed else ""

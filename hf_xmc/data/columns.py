@@ -61,7 +61,8 @@ def prepare_dataset(
         raise ValueError(missing_column("labels", columns))
     for name in keep_columns:
         if name not in columns:
-            raise ValueError(missing_column(name, columns))
+            own_names = {target: source for source, target in (column_mapping or {}).items()}
+            raise ValueError(missing_column(name, [own_names.get(column, column) for column in columns]))
     dataset = dataset.select_columns([name for name in dict.fromkeys((*COLUMNS, *keep_columns)) if name in columns])
     if len(dataset) == 0:
         raise ValueError("The dataset is empty. Check the file or the filter that it comes from.")
@@ -98,7 +99,7 @@ def _rename(dataset: Dataset, mapping: dict[str, str]) -> Dataset:
                 f"`column_mapping` maps `{source}` to `{target}`, which is not one of {', '.join(COLUMNS)}.{way_out}"
             )
         if source not in dataset.column_names:
-            raise ValueError(f"`column_mapping` contains `{source}`. {missing_column(source, dataset.column_names)}")
+            raise ValueError(f"{missing_column(source, dataset.column_names)} In Python: `column_mapping`.")
     targets = list(mapping.values())
     for target in targets:
         if targets.count(target) > 1:
@@ -115,7 +116,7 @@ def missing_column(name: str, columns: Sequence[str]) -> str:
     hint = f" Did you mean `{close[0]}`?" if close else ""
     message = f"There is no column `{name}` in the dataset; its columns are {', '.join(columns) or 'none'}.{hint}"
     if name not in COLUMNS:
-        return f"{message} The commands take the column of the texts as --text-column."
+        return f"{message} Commands take columns as `--text-column`, `--label-column` or `--keep-columns`."
     example = close[0] if close else "your column"
     flag = {"text": f" (--text-column '{example}')", "labels": f" (--label-column '{example}')"}.get(name, "")
     return f'{message} Name the column to use with column_mapping={{"{example}": "{name}"}}{flag}.'

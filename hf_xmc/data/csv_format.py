@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,13 @@ class CsvFormat:
         encoding (`str`): Name of the encoding, as Python knows it.
         separator (`str`): What separates the columns.
         columns (`tuple[str, ...]`): Names in the first line.
+        skipped (`int`, *optional*): Lines before it: Excel writes `sep=;`.
     """
 
     encoding: str
     separator: str
     columns: tuple[str, ...]
+    skipped: int = 0
 
 
 def find_csv_format(path: str | Path, encoding: str | None = None, separator: str | None = None) -> CsvFormat:
@@ -60,10 +63,13 @@ def find_csv_format(path: str | Path, encoding: str | None = None, separator: st
     except LookupError as error:
         raise ValueError(f"`encoding={encoding!r}` is not an encoding that Python knows.") from error
     is_whole = len(sample) < _SAMPLE_CHARACTERS
+    told = re.match(r'"?sep=(.)"?[^\S\n]*\n', sample)
+    if told:
+        sample, separator = sample[told.end() :], separator or told[1]
     if separator is None:
         separator = max(SEPARATORS, key=lambda candidate: _separates(sample, candidate, is_whole))
     names = next(_records(sample, separator), [])
-    return CsvFormat(encoding, separator, _unique_names(path, names))
+    return CsvFormat(encoding, separator, _unique_names(path, names), skipped=int(told is not None))
 
 
 def find_encoding(path: str | Path) -> str:

@@ -20,13 +20,15 @@ LABEL_NAMES = (
     "labels label tags tag subjects categories category topics topic keywords keyword classes class codes code "
     "targets target genres genre products skills subject intent queue type"
 ).split()
+# A column with one of these names has labels even if they hardly ever repeat, as in a small table.
+_SURE_NAMES = "labels label tags subjects categories topics keywords classes targets genres".split()
 _ID_NAMES = ("id", "ids", "uuid", "guid", "key", "index", "identifier", "number", "unnamed")
 # These hardly ever occur within a name. A comma separates labels only if the values show it.
 _CERTAIN_DELIMITERS = "|;\n\t"
 _SAMPLE = 5000
 # With fewer values nothing can be said about how often they repeat.
 _FEW = 20
-_MAX_LABEL_LENGTH = 150
+_MAX_LABEL_LENGTH, _MAX_SURE_LENGTH = 150, 60
 # Words of the name of a column.
 _MOST_WORDS = 4
 
@@ -182,6 +184,11 @@ def _by_name(names: Iterable[str], known: Sequence[str]) -> list[str]:
 def _find_labels(sample: dict[str, list[Any]], texts: Sequence[str]) -> str:
     possible = [name for name in sample if name not in texts and _may_be_labels(sample[name])]
     named = _by_name(possible, LABEL_NAMES)
+    if not named:
+        _check_spread(sample)
+        named = _by_name(
+            (name for name in sample if name not in texts and _is_surely_labels(name, sample)), LABEL_NAMES
+        )
     if named:
         return named[0]
     lists = [name for name in possible if isinstance(sample[name][0], (list, tuple))]
@@ -195,18 +202,40 @@ def _find_labels(sample: dict[str, list[Any]], texts: Sequence[str]) -> str:
             return candidates[0]
     raise ValueError(
         f"No column is clearly that of the labels; the columns are {', '.join(sample)}. Name it with `label_column` "
-        "(`--label_column`)." + _header_hint(sample)
+        "(`--label-column`)." + _header_hint(sample)
     )
 
 
-def _check_single(name: str, names: list[str]) -> None:
+def _is_surely_labels(name: str, sample: dict[str, list[Any]]) -> bool:
+    """Whether the name of a column says that it has labels, and its values are short enough."""
+    values = sample[name]
+    if "".join(_words(name)) not in _SURE_NAMES or not values or not isinstance(values[0], str):
+        return False
+    found = FoundColumns("", "", *_label_format(values, None, name))
+    labels = [str(label) for value in values for label in parse_labels(value, found)]
+    return bool(labels) and sum(map(len, labels)) / len(labels) <= _MAX_SURE_LENGTH
+
+
+def _check_single(name: str, names: Iterable[str]) -> None:
     """Raises if a column of labels is one of several with numbered names."""
     stem = name.rstrip("0123456789")
     numbered = [other for other in names if other.rstrip("0123456789") == stem and other != stem]
     if name != stem and len(numbered) > 1:
         raise ValueError(
             f"The labels seem to be in several columns: {', '.join(numbered)}. Join them into one, separated by `;`, "
-            "or name one of them with `label_column` (`--label_column`)."
+            "or name one of them with `label_column` (`--label-column`)."
+        )
+
+
+def _check_spread(sample: dict[str, list[Any]]) -> None:
+    """Raises if the labels are in columns with numbered names, or in a column of 0 and 1 for each label."""
+    for name in _by_name((name.rstrip("0123456789") for name in sample), LABEL_NAMES):
+        _check_single(next(other for other in sample if other.rstrip("0123456789") == name), sample)
+    flags = [name for name, values in sample.items() if values and set(map(str, values)) == {"0", "1"}]
+    if len(flags) > 1:
+        raise ValueError(
+            f"The columns {', '.join(flags)} have 0 and 1, one column for each label. Write the names of the columns "
+            "with 1 into one column, separated by `;`."
         )
 
 
@@ -215,7 +244,7 @@ def _check_header(name: str) -> None:
     if len(name.split()) > _MOST_WORDS:
         raise ValueError(
             f"`{name:.60}` seems to be a text and not the name of a column. Add a first line with the names of the "
-            "columns, or name the column with `text_column` (`--text_column`)."
+            "columns, or name the column with `text_column` (`--text-column`)."
         )
 
 
@@ -239,7 +268,7 @@ def _find_text(sample: dict[str, list[Any]], label_column: str) -> str:
         return longest[0]
     raise ValueError(
         f"No column is clearly that of the texts; the columns are {', '.join(sample)}. Name it with `text_column` "
-        "(`--text_column`)." + _header_hint(sample)
+        "(`--text-column`)." + _header_hint(sample)
     )
 
 
@@ -312,10 +341,9 @@ def _is_list(texts: list[str], delimiter: str) -> bool:
         return bool(split)
     parts = Counter(part.strip() for text in split for part in text.split(delimiter))
     repeated = sum(count for count in parts.values() if count > 1) / parts.total()
-    # With many labels in few rows, nearly all parts repeat and nearly no value does.
-    return repeated >= 0.5 and (
-        len(parts) < len(set(split)) or (repeated >= 0.75 and len(set(split)) > 0.8 * len(split))
-    )
+    if len(set(split)) > 0.8 * len(split) > 0.4 * len(texts) and repeated >= 0.2:
+        return True  # with many labels in few rows, values hardly ever repeat and parts often do
+    return repeated >= 0.5 and len(parts) < len(set(split))
 
 
 def _are_codes(texts: list[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,7 @@ def load_documents(
     labels of all of them.
 
     Args:
-        source (`str`, `Path`, `datasets.Dataset` or `dict[str, datasets.Dataset]`):
+        source (`str`, `Path`, `datasets.Dataset`, `dict[str, datasets.Dataset]` or `pandas.DataFrame`):
             A file (csv, tsv, parquet, jsonl, json, xlsx), a folder, the id of a dataset on the Hub, `"sample"`, or
             loaded data.
         split (`str`, *optional*): Only this split.
@@ -136,8 +137,15 @@ def _load(
     options: dict[str, Any],
     cache_dir: str | None,
 ) -> tuple[str | None, dict[str, Dataset]]:
+    if type(source).__module__.split(".")[0] == "pandas":
+        source = Dataset.from_pandas(source, preserve_index=False)
     if isinstance(source, Dataset):
         return None, {"train": source}
+    if not isinstance(source, (str, Path, os.PathLike, Mapping)):
+        raise TypeError(
+            f"`data` is a {type(source).__name__}. Give a file, a `pandas.DataFrame`, or a `datasets.Dataset`, which "
+            "`Dataset.from_list` makes of dictionaries."
+        )
     if isinstance(source, Mapping):
         loaded: Any = {str(split_name(key)): dataset for key, dataset in source.items()}
     elif str(source) == "sample" and not Path(source).exists():

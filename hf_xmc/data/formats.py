@@ -273,8 +273,9 @@ def xmc_tables(path: str) -> Iterator[pa.Table]:
         header = _HEADER.fullmatch(line)
         if header is None:
             raise ValueError(
-                f"`{path}`, line 1, is {line[:60]!r}, but the format of the Extreme Classification Repository starts "
-                "with `documents features labels`. Add that line, or use the extension of the file's format."
+                f"`{path}`, line 1, is `{line[:60].decode('utf-8', 'replace').strip()}`. A .txt file with labels "
+                "starts with `documents features labels` (Extreme Classification Repository). If this is a table, "
+                "rename it to .csv or .tsv."
             )
         num_documents, num_features, num_labels = (int(number) for number in header.groups())
         row = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from .formats import (
     read_pecos,
     read_xmc_text,
 )
-from .streams import plain_error
+from .streams import open_bytes, plain_error
 
 # Extension → loader of `datasets`, in order of preference.
 TABLES = {
@@ -253,6 +254,8 @@ def _load_split(
     elif extension in _XMC_EXTENSIONS or has_xmc_header(files[0]):
         dataset = read_xmc_text(files[0], split, cache_dir)
     else:
+        if extension == ".xls":
+            raise ValueError(f"`{files[0]}` is in the old format of Excel. Open it and save it as .xlsx or .csv.")
         raise ValueError(
             f"The format of `{files[0]}` is not supported. Use {', '.join(TABLES)} or the text format of the "
             "Extreme Classification Repository, whose first line is `documents features labels`."
@@ -282,10 +285,16 @@ def load_table(files: list[Path], split: str, cache_dir: str | None, options: di
         dataset.data.table.validate(full=True)
         return dataset
     except (DatasetGenerationError, EOFError, gzip.BadGzipFile, pa.ArrowException, UnicodeError) as error:
-        hint = " Quote texts that contain the separator, or give the separator (`--separator`)."
+        reason = str(plain_error(error)).strip()
+        if fields := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason):
+            raise ValueError(
+                f"{names}, line {fields[2]}, has {fields[3]} columns and not {fields[1]}. Quote texts that contain "
+                "the separator, or give the separator (`--separator`)."
+            ) from error
+        if extension == ".jsonl" and (place := _find_bad_line(files)):
+            raise ValueError(f"{place}. Correct the line, or remove it.") from error
         raise ValueError(
-            f"{names} cannot be read as {loader} ({str(plain_error(error)).strip()}). The file is damaged or has the "
-            f"wrong extension.{hint if 'fields in line' in str(plain_error(error)) else ''}"
+            f"{names} cannot be read as {loader} ({reason}). The file is damaged or has the wrong extension."
         ) from error
     except (OSError, TypeError, ValueError) as error:
         if "corresponds to no data" in str(error):
@@ -296,12 +305,26 @@ def load_table(files: list[Path], split: str, cache_dir: str | None, options: di
         raise ValueError(f"{names} cannot be read as {loader} ({error}). Check the file and the options.") from error
 
 
+def _find_bad_line(files: list[Path]) -> str | None:
+    """Says which line of some files is not JSON."""
+    for path in files:
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    json.loads(line.strip() or "null")
+                except ValueError as error:
+                    return f"`{path}`, line {number}, is not JSON ({getattr(error, 'msg', error)})"
+    return None
+
+
 def _csv_options(path: Path, as_text: bool = False, **options: Any) -> dict[str, Any]:
     """Options of the loader of `datasets` for a file: its encoding and separator; with `as_text` no numbers."""
     found = find_csv_format(path, options.get("encoding"), options.get("sep"))
     if as_text:
         options["features"] = Features({name: Value("string") for name in found.columns})
         options["skipinitialspace"] = True
+    if found.skipped:
+        options["skiprows"] = found.skipped
     # "NA" and "null" are ordinary texts.
     return {"keep_default_na": False, **options, "sep": found.separator, "encoding": found.encoding}
 

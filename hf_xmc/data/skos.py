@@ -150,7 +150,7 @@ def _choose_languages(
         if not any(_fits(tag, "en") for tag in tags):
             raise ValueError(
                 f"`{path}` has names in several languages, but not in English: {listed}. Choose one with "
-                "`load_vocabulary(..., language=...)` (`--label_language`)."
+                "`load_vocabulary(..., language=...)` (`--label-language`)."
             )
         return ["en"]
     wanted = [code.lower() for code in ([language] if isinstance(language, str) else language)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -17,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging as transformers_logging
 
+from ..kernels_solver import train_blocks
 from .record import describe_label_texts
 
 LOGS = ("text", "json", "none")
@@ -28,6 +31,8 @@ _SECONDS, _STEPS = "_seconds", "steps"
 _INTERVAL = 0.1
 _UNITS = {"depth": "levels", "features": "terms", "max length": "per document at most"}
 _REPORTED = ("P@1", "P@5", "nDCG@5")
+_LEVEL = re.compile(r"level (\d+)/(\d+)")
+_SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 class StageProgressCallback(TrainerCallback):
@@ -46,7 +51,7 @@ class StageProgressCallback(TrainerCallback):
         self._span, self._begin, self._shown = (0.0, 1.0), 0.0, 0.0
         self._seconds: dict[str, float] = {}
         self._stage, self._inner, self._part, self._parts = "", 0.0, "", 0
-        self._is_training, self._level, self._loss = False, "", 0.0
+        self._is_training, self._level, self._loss, self._labels = False, "", 0.0, float("inf")
         self._level_begin, self._level_end, self._level_step, self._step = 0.0, 0.0, 0, 0
 
     @classmethod
@@ -78,6 +83,8 @@ class StageProgressCallback(TrainerCallback):
     def begin_training(self, trains_encoder: bool) -> None:
         """A training begins."""
         self._is_training = True
+        if not _are_loops_compiled():
+            self.note("Compiling, which happens once and takes about a minute")
         if not self._span[0]:
             self._shares = _ENCODER_SHARES if trains_encoder else _LINEAR_SHARES
 
@@ -94,9 +101,7 @@ class StageProgressCallback(TrainerCallback):
             self._open()
         if stage != self._part:
             self._part, self._parts = stage, self._parts + 1
-        # How many parts will follow is not known: a stage is half done after its first one.
-        reached = (self._parts - 1 + done / max(total, 1)) / (self._parts + 1)
-        self._inner = max(self._inner, reached)
+        self._inner = max(self._inner, _share_done(stage, self._parts, done / max(total, 1)))
         self._show(f"{stage} {done:,} of {total:,}")
 
     def _open(self) -> None:
@@ -105,7 +110,8 @@ class StageProgressCallback(TrainerCallback):
         width = shutil.get_terminal_size().columns  # tqdm shows nothing in a terminal that does not know its size
         self._bar = tqdm(total=1.0, bar_format=layout, leave=False, file=sys.stderr, ncols=width, nrows=24, unit="")
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -153,7 +159,8 @@ class StageProgressCallback(TrainerCallback):
             self._line("trained", "", logs[runtime])
         elif runtime is not None:
             prefix = runtime.removesuffix("runtime")
-            scores = {name: logs[prefix + name] for name in _REPORTED if prefix + name in logs}
+            shown = _REPORTED if self._labels > 5 else _REPORTED[:1]
+            scores = {name: logs[prefix + name] for name in shown if prefix + name in logs}
             what = ", ".join(f"{name} {100 * value:.1f} %" for name, value in scores.items())
             self._line(prefix.removesuffix("_"), what, logs[runtime])
             if not self._is_training:
@@ -162,6 +169,7 @@ class StageProgressCallback(TrainerCallback):
             self._end_level()
             name = stage.removesuffix(_SECONDS)
             self._seconds[name] = self._seconds.get(name, 0.0) + float(logs[stage])
+            self._labels = logs.get("labels", self._labels)
             facts = [_fact(key, value) for key, value in logs.items() if key not in (stage, "epoch")]
             self._line(name, ", ".join(facts), float(logs[stage]))
 
@@ -174,7 +182,7 @@ class StageProgressCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the bar after an evaluation that is not part of a training."""
         if not self._is_training and self._span[1] == 1.0:
-            self._close()
+            self.close()
 
     on_predict = on_evaluate
 
@@ -199,11 +207,12 @@ class StageProgressCallback(TrainerCallback):
         used = describe_label_texts(labels, uses)
         if used is None:
             used = "not used" + ("" if are_wanted else ": `label_texts=False`")
-        self.note(f"{'label texts':<24}{used}")
+        self.note(f"{'label texts':<20}{used}")
 
     def _line(self, name: str, what: str, seconds: float) -> None:
         if self.log == "text":
-            self.write(f"{name:<24}{what:<44}{seconds:>8.1f} s{format_size(_memory()):>10}")
+            memory = f" {format_size(_memory()):>8}" if len(what) <= 40 else ""  # a line fits into 80 characters
+            self.write(f"{name:<20}{what:<40} {seconds:>{max(1, 47 - max(40, len(what)))}.1f} s{memory}")
 
     def write(self, line: str) -> None:
         """Prints a line above the bar."""
@@ -232,7 +241,13 @@ def quiet_libraries() -> Iterator[None]:
 
 def format_size(num_bytes: float) -> str:
     """A number of bytes for people."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+    unit, size = next(((unit, size) for unit, size in _SIZES if num_bytes >= size), _SIZES[-1])
+    return f"{num_bytes / size:.{int(unit == 'GB')}f} {unit}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _fact(name: str, value: Any) -> str:
@@ -241,13 +256,32 @@ def _fact(name: str, value: Any) -> str:
         return format_size(value)
     text = f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
     name = name.removeprefix("eval_").replace("_", " ")
-    return f"{text} {_UNITS.get(name, name)}"
+    unit = _UNITS.get(name, name)
+    return f"{text} {unit[:-1] if value == 1 and unit.endswith('s') else unit}"
+
+
+def _share_done(part: str, number: int, done: float) -> float:
+    """The share of a stage that is done, after a share of one of its parts."""
+    level = _LEVEL.search(part)
+    if level:  # of n; each level has about four times the work of the one above
+        before, after = (4 ** (int(level[1]) - i) - 1 for i in (1, 0))
+        return (before + (after - before) * done) / (4 ** int(level[2]) - 1)
+    # How many parts will follow is not known: a stage is half done after its first one.
+    before, after = ((number - i) / (number - i + 1) for i in (1, 0))
+    return before + (after - before) * done
 
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _are_loops_compiled() -> bool:
+    """Whether numba has compiled anything for this installation before."""
+    statistics = getattr(train_blocks, "stats", None)  # without compilation it is a function of Python
+    folder = getattr(statistics, "cache_path", None)
+    return folder is None or any(Path(folder).glob("*kernels_*.nbi"))
 
 
 def _memory() -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
 from transformers.utils import CONFIG_NAME
 
+from ..data.discovery import FoundColumns
 from ..data.documents import Documents, load_documents
 from ..data.vocabularies import VocabularySource, vocabulary_beside
 from ..evaluation.report import format_metrics, format_recall
@@ -22,7 +26,8 @@ from ..scorer import Scorer
 from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
 from .extension import check_extension
-from .progress import StageProgressCallback, format_size, quiet_libraries
+from .options import explain_old_name
+from .progress import StageProgressCallback, format_count, format_size, quiet_libraries
 from .record import TrainingRecord, public_name
 from .trainer import XMCTrainer
 
@@ -30,10 +35,16 @@ HOLDOUT_SPLIT = "holdout"
 _HOLDOUT_FOLDER = ".holdout"
 # A larger part would cost time and hardly make the results more exact.
 _MAX_HELD_OUT = 10_000
+# With fewer, a result would say nothing.
+_MIN_DOCUMENTS = 20
+# Documents, so many that some of them share labels.
+_MANY = 10_000
+# Names of columns that are shown.
+_MAX_UNUSED = 5
 _SHOWN_METRICS = ("P", "R", "nDCG")
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainReport:
     """
     What a training has found and reached. `print` shows it as tables.
@@ -65,19 +76,29 @@ class TrainReport:
     def __str__(self) -> str:
         parts = []
         if self.metrics:
-            names = [f"{name}@{k}" for name in _SHOWN_METRICS for k in (1, 3, 5, 10)]
+            ks = [k for k in (1, 3, 5, 10) if k == 1 or k < self.labels]  # with three labels, all are among three
+            names = [f"{name}@{k}" for name in _SHOWN_METRICS for k in ks]
             shown = {name: self.metrics[name] for name in names if name in self.metrics} or self.metrics
             where = "held out, unseen in training" if self.split == HOLDOUT_SPLIT else f"split {self.split}"
             parts.append(
                 f"Results on {self.tested:,} documents ({where}), in percent\n\n{format_metrics(shown, digits=1)}"
             )
-        if self.by_frequency and "recall@5" in self.by_frequency[0]:
-            parts.append(format_recall(self.by_frequency, k=5))
+        k = 5 if self.labels > 5 else 1
+        if self.by_frequency and f"recall@{k}" in self.by_frequency[0]:
+            parts.append(format_recall(self.by_frequency, k=k))
         parts.append(
-            f"{self.folder}: {self.labels:,} labels, trained on {self.documents:,} documents, "
-            f"{format_size(self.model_bytes)}, {self.seconds:.0f} s"
+            f"{self.folder}: {format_count(self.labels, 'label')}, trained on "
+            f"{format_count(self.documents, 'document')}, {format_size(self.model_bytes)}, {self.seconds:.0f} s"
         )
         return "\n\n".join(parts)
+
+    def __repr__(self) -> str:
+        metrics = f", P@1 {100 * self.metrics['P@1']:.1f} %" if "P@1" in self.metrics else ""
+        return f"TrainReport({self.folder!r}, {self.labels:,} labels, {self.documents:,} documents{metrics})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The last expression of a cell of a notebook shows the tables."""
+        printer.text(str(self))
 
 
 def train(
@@ -109,7 +130,7 @@ def train(
     kept is trained on all documents.
 
     Args:
-        data (`str`, `datasets.Dataset` or `dict[str, datasets.Dataset]`):
+        data (`str`, `datasets.Dataset`, `dict[str, datasets.Dataset]` or `pandas.DataFrame`):
             A file (csv, tsv, parquet, jsonl, json, xlsx), a folder, the id of a dataset on the Hub, or loaded data.
         output_dir (`str`):
             Folder of the model.
@@ -160,6 +181,7 @@ def train(
     model.predict(["The printer on floor 3 is jammed"], top_k=3)
     ```
     """
+    _check_options(options)
     _check_folder(str(output_dir), options)
     if not 0 <= holdout < 1:
         raise ValueError(f"`holdout={holdout}` must be at least 0 and below 1: the share of documents to hold out.")
@@ -178,7 +200,10 @@ def train(
         options["encoder_name"] = encoder
     options["method"] = options.get("method") or "auto"
     processes = ProcessGroup.current()
-    with quiet_libraries():
+    if not processes.is_main:
+        progress.silence()
+    with quiet_libraries(), closing(progress):
+        progress.begin_stage("reading")
         with processes.main_first():
             found = load_documents(data, **columns)
         vocabulary = vocabulary_beside(found.name, label_texts, label_language)
@@ -206,9 +231,10 @@ class _Run:
 
     def hold_out(self, share: float) -> int:
         """Number of documents to hold out."""
-        if len(self.found.splits) > 1 or share == 0:
+        documents = len(self.found.splits["train"])
+        if len(self.found.splits) > 1 or share == 0 or documents < _MIN_DOCUMENTS:
             return 0
-        return max(1, min(int(share * len(self.found.splits["train"])), _MAX_HELD_OUT))
+        return max(1, min(int(share * documents), _MAX_HELD_OUT))
 
     def train(self, held_out: int, final_train: bool) -> tuple[XMCForTextClassification, TrainReport]:
         """Trains once or twice, evaluates, and reports."""
@@ -222,6 +248,9 @@ class _Run:
             # One half chooses the weights of the last scorer, the other is measured.
             halves = parts["test"].train_test_split(test_size=0.5, shuffle=False) if held_out > 1 else parts
             split, tested, validation = HOLDOUT_SPLIT, halves["test"], halves["train"] if held_out > 1 else None
+            if len(documents) < _MANY and _labels_of(parts["train"]).isdisjoint(_labels_of(tested)):
+                self.progress.note("No label of the documents held out is one of the others: nothing can be measured.")
+                held_out, split, tested, validation = 0, None, None, None
             if not final_train:
                 documents = parts["train"]
         evaluation: dict[str, Any] | None = None
@@ -247,6 +276,10 @@ class _Run:
         if trainer.args.push_to_hub:
             trainer.push_to_hub()
         report = self._report(trainer, split, evaluation)
+        if self.progress.log == "json":
+            names = ("folder", "labels", "documents", "model_bytes", "seconds", "split", "tested", "metrics")
+            results = {name: getattr(report, name) for name in (*names, "by_frequency")}
+            self.progress.write(json.dumps({"report": results}))
         trainer.end()
         return trainer.model, report
 
@@ -263,7 +296,7 @@ class _Run:
         texts = [columns.text, *columns.more_texts] if columns else []
         args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
         if options["method"] == "auto" and scorer is None and not self.extended:
-            self.progress.note(f"{'method':<24}{args.method}: {args.method_reason}")
+            self.progress.note(f"{'method':<20}{args.method}: {args.method_reason}")
         trainer = XMCTrainer(
             args=args,
             train_dataset=documents,
@@ -308,9 +341,23 @@ def _check_folder(folder: str, options: Mapping[str, Any]) -> None:
     if os.path.exists(os.path.join(folder, CONFIG_NAME)):
         if not options.get("overwrite") and not options.get("resume_from_checkpoint"):
             raise FileExistsError(
-                f"`{folder}` contains a finished model. Choose another `output_dir`, or set `overwrite=True` "
-                "(`--overwrite`) to replace it."
+                f"`{folder}` contains a finished model. Choose another folder, or replace it with `overwrite=True` "
+                "(`--overwrite`)."
             )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises for names that are not options, before any data is read."""
+    known = {declared.name for declared in fields(XMCTrainingArguments) if declared.init}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, *inspect.signature(train).parameters], n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise TypeError(explain_old_name(name) or f"`{name}` is not an option of `train`.{hint}")
+
+
+def _labels_of(dataset: Dataset) -> set[Any]:
+    return {label for labels in dataset["labels"] for label in labels}
 
 
 def _extended_model(extend: Any, previous: Any, columns: dict[str, Any]) -> dict[str, Any]:
@@ -329,31 +376,48 @@ def _show_data(found: Documents, held_out: int, progress: StageProgressCallback)
         facts = {"columns": asdict(columns) if columns else None, "rows": asdict(counts) if counts else None}
         progress.write(json.dumps({**shown, **facts, "encoding": found.encoding, "separator": found.separator}))
         return
-    rows = f"{counts.rows:,} rows" if counts else f"{documents['train']:,} documents"
-    lines: list[Sequence[str]] = []
+    rows = format_count(counts.rows, "row") if counts else format_count(documents["train"], "document")
+    lines: list[tuple[str, str, str]] = []
     if found.encoding is not None:
         form = f"{rows}, {found.encoding}, separated by {found.separator!r}"
         lines.append((Path(str(found.name)).name, form, "--encoding, --separator"))
     else:
         lines.append((public_name(found.name) or "data", rows, ""))
     if columns is not None:
-        how = {"lists": "lists", "JSON lists": "lists in brackets", "one each": "one in each row"}
-        form = how.get(columns.format) or f"separated by {columns.delimiter!r}"
-        names = [f"`{name}`" for name in (columns.text, *columns.more_texts)]
-        lines.append(("  text", f"column{'s'[: len(names) - 1]} {', '.join(names)}", "--text-column"))
-        lines.append(("  labels", f"column `{columns.labels}`, {form}", "--label-column, --label-delimiter"))
+        lines += _column_lines(columns)
     if counts is not None and counts.documents < counts.rows:
         left_out = {"without text": counts.empty, "without labels": counts.unlabelled}
         facts_ = [f"{count:,} {what}" for what, count in left_out.items() if count]
         if facts_:
             lines.append(("  left out", f"rows: {', '.join(facts_)}", ""))
         if counts.repeated:
-            lines.append(("  joined", f"{counts.repeated:,} rows with a text or id that occurred before", ""))
-    if held_out:
-        lines.append(
-            ("  held out", f"{held_out:,} of {documents['train']:,}: half to tune, half to measure", "--holdout")
-        )
-    elif len(documents) > 1:
+            rows = format_count(counts.repeated, "row")
+            lines.append(("  joined", f"{rows} with a text or id that occurred before", ""))
+    if len(documents) > 1:
         lines.append(("  splits", ", ".join(f"{name} {count:,}" for name, count in documents.items()), ""))
+    elif held_out:
+        use = "half to tune, half to measure" if held_out > 1 else "to measure"
+        lines.append(("  held out", f"{held_out:,} of {documents['train']:,}: {use}", "--holdout"))
+    else:
+        few = f": {documents['train']} are too few to measure on" if documents["train"] < _MIN_DOCUMENTS else ""
+        lines.append(("  held out", f"none{few}", "" if few else "--holdout"))
     for name, what, option in lines:
-        progress.write(f"{name:<24}{what:<54}  {option}".rstrip())
+        gap = " " if len(what) <= 36 else "  "
+        progress.write(f"{name:<20}{what:<36}{gap}{option}".rstrip())
+
+
+def _column_lines(columns: FoundColumns) -> list[tuple[str, str, str]]:
+    """What is printed about columns: name, what was found, option."""
+    how = {"lists": "lists", "JSON lists": "lists in brackets", "one each": "one in each row"}
+    form = how.get(columns.format) or f"separated by {columns.delimiter!r}"
+    texts = [f"`{name}`" for name in (columns.text, *columns.more_texts)]
+    lines = [
+        ("  text", f"column{'s'[: len(texts) - 1]} {', '.join(texts)}", "--text-column"),
+        ("  labels", f"column `{columns.labels}`", "--label-column"),
+        ("", form, "--label-delimiter"),
+    ]
+    unused = [f"`{name}`" for name in columns.others if name != columns.id]
+    if unused:
+        more = f" and {len(unused) - _MAX_UNUSED} more" if len(unused) > _MAX_UNUSED else ""
+        lines.append(("  not used", ", ".join(unused[:_MAX_UNUSED]) + more, ""))
+    return lines
