@@ -238,6 +238,7 @@ def test_a_time_budget(train, tmp_path):
         ({"time_budget": 1, "max_steps": 5}, "max_steps"),
         ({"time_budget": 1, "level_epochs": 1}, "level_epochs"),
         ({"time_budget": 1, "method": "xr-linear"}, "time_budget"),
+        ({"max_steps": 5, "method": "xr-linear"}, "max_steps"),
         ({"time_budget": 0}, "time_budget"),
         ({"level_objective": "label_texts", "predict_with": "heads"}, "predict_with"),
         ({"level_objective": "label_texts", "method": "lightxml"}, "predict_with"),

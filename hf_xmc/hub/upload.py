@@ -42,8 +42,8 @@ _NAMES = ("LICENSE", "NOTICE")
 # Checkpoints, temporary and hidden files; results, which the training record repeats without local paths.
 _PRIVATE = ("checkpoint-*", "_*", ".*", "*.tmp", f"*{RESULTS_SUFFIX}")
 _MEMBER = re.compile(r"member-\d+")
-# Parts of a model that another model may lack. Left in the repository, they would be loaded with the new model, or tell
-# what the documents of the old one were.
+# Parts of a model that another model may lack. Left in the repository, they would be loaded with the new model, or
+# reveal documents of the old one.
 _PART_STEMS = ("model", "ranker", "ranker_tree", "label_tree", "tfidf", "label_vectors", "knn", "knn_vectors")
 _PART_PATTERNS = (
     *(f"{stem}{rest}" for stem in _PART_STEMS for rest in (".safetensors", ".safetensors.index.json")),

@@ -351,13 +351,18 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         """Refuses two ways of giving the length of the training."""
         lengths = ("level_epochs", "level_steps", "num_train_epochs", "max_steps")
         given = [name for name in lengths if getattr(self, name) not in (None, -1)]
+        totals = [name for name in ("num_train_epochs", "max_steps") if getattr(self, name) > 0]
+        if totals and not self.trains_encoder:
+            raise ValueError(
+                f"`{totals[0]}={getattr(self, totals[0])}` would have no effect: {self.method!r} does not train an "
+                "encoder. Pass an encoder, or leave it out."
+            )
         if self.time_budget is not None and (given or not self.trains_encoder):
             reason = f"`{given[0]}` is set as well" if given else f"{self.method!r} trains no encoder"
             raise ValueError(
                 f"`time_budget={self.time_budget}` would have no effect: {reason}. Leave one of them out."
             )
         levels = [name for name in ("level_epochs", "level_steps") if getattr(self, name) is not None]
-        totals = [name for name in ("num_train_epochs", "max_steps") if getattr(self, name) > 0]
         if levels and totals:
             raise ValueError(
                 f"`{totals[0]}` is the length of the whole training, `{levels[0]}` that of each level. Set one."

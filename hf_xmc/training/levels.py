@@ -88,7 +88,9 @@ class Levels:
             tails = None if arguments.shrink is None else tail_sizes(model.label_tree)
             with self.context.stage("heads") as metrics:
                 model.add_heads(self.levels, bottleneck, tails, arguments.shrink or config.head_shrink)
-                metrics.update(heads_bytes=model.heads.num_bytes, full_width_bytes=model.heads.full_width_bytes)
+                metrics.update(heads_bytes=model.heads.num_bytes)
+                if model.heads.full_width_bytes > model.heads.num_bytes:
+                    metrics.update(full_width_bytes=model.heads.full_width_bytes)
         config.head_loss, config.head_dropout = arguments.loss, arguments.dropout
         # With teacher forcing alone a head only separates siblings, and joint levels are trained to be multiplied:
         # in both cases a label is scored by the product along its path.
