@@ -247,19 +247,45 @@ def test_the_last_scorer_joins_all_parts(train, tmp_path):
     assert results["all"] > max(results["ranker"], results["heads"])
 
 
-def test_fine_tuning_does_not_see_the_documents_held_out(train, monkeypatch):
-    seen = []
-    forward = LevelCollator.__call__
+@pytest.fixture
+def seen(monkeypatch):
+    """The numbers of the documents in the batches of a training."""
+    numbers, forward = [], LevelCollator.__call__
 
     def watched(self, documents):
-        seen.extend(document["document"] for document in documents)
+        numbers.extend(document["document"] for document in documents)
         return forward(self, documents)
 
     monkeypatch.setattr(LevelCollator, "__call__", watched)
+    return numbers
+
+
+def test_fine_tuning_does_not_see_the_documents_held_out(train, seen):
     options = {"level_steps": [1, 1, 30], "per_device_train_batch_size": 64, "save_strategy": "no"}
     trainer = train(data=make_documents(2000), **options)
     assert trainer.model.scorer.num_documents == 200
     assert max(seen) == 1799 and trainer.model.labels.num_documents == 2000
+
+
+def test_each_pass_has_all_documents_in_another_order(train, seen):
+    train(level_indices=[1], level_negatives=["all"], level_steps=[20], save_strategy="no", predict_with="ranker")
+    first, second = seen[:160], seen[160:320]
+    assert sorted(first) == sorted(second) == list(range(160)) and first != second
+
+
+def test_gradients_of_heads_and_encoder_are_clipped_apart(train):
+    norms = {"heads": [], "encoder": []}
+
+    class Read(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            gradients = {name: own.grad for name, own in model.named_parameters() if own.grad is not None}
+            for part, values in norms.items():
+                own = [gradient.norm() for name, gradient in gradients.items() if name.startswith(part)]
+                values.append(torch.stack(own).norm().item())
+
+    train(callbacks=[Read()], level_steps=[1], save_strategy="no", max_grad_norm=1e-4)
+    for values in norms.values():
+        assert values == pytest.approx([1e-4] * 3, rel=0.02)
 
 
 @pytest.mark.parametrize("head_ranking", ["leaf", "path"])

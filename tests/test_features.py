@@ -78,6 +78,7 @@ def test_unsorted_indices_are_sorted_in_a_copy(index_dtype):
     assert not matrix.has_sorted_indices and not matrix.has_canonical_format  # scipy remembers both answers
     features = Features(matrix)
     assert features.sparse.indices.tolist() == [1, 3, 0] and features.sparse.data.tolist() == [2, 1, 3]
+    np.testing.assert_allclose(features.normalized().sparse.data, [2 / 5**0.5, 1 / 5**0.5, 1], rtol=1e-6)
     assert matrix.indices.tolist() == [3, 1, 0]
 
 

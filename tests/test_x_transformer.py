@@ -138,16 +138,6 @@ def trained(x_transformer_folder):
     return XMCForTextClassification.from_pretrained(x_transformer_folder).eval(), make_documents(300, seed=5)
 
 
-def test_it_learns(trained):
-    model = trained[0]
-    evaluation = make_documents(200, seed=1)
-    found = model.predict(evaluation["text"][:], top_k=1)
-    right = [row[0][0] in true for row, true in zip(found, evaluation["labels"], strict=True) if row]
-    assert np.mean(right) > 0.8
-    assert model.label_tree.level_sizes == [8, 60] and model.config.head_levels == [1]
-    assert model.ranker.first_level == 2 and model.ranker.tree == model.label_tree
-
-
 @pytest.mark.parametrize("ranking, beam_size", [("leaf", 1), ("path", 3), ("leaf", 0)])
 def test_labels_of_the_best_clusters_are_ranked(trained, ranking, beam_size):
     model = trained[0]
