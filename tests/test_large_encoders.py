@@ -164,10 +164,10 @@ def plugin():
 
 
 def test_fsdp_settings_that_are_refused():
-    refused = {"fsdp_version": {"fsdp_version": 1}, "cpu_ram_efficient_loading": {"cpu_ram_efficient_loading": True}}
-    refused |= {"fsdp_offload_params": {"cpu_offload": True}}
-    refused |= {"gradient_checkpointing": {"activation_checkpointing": True}}
-    for name, setting in refused.items():
+    settings = {"fsdp_version": {"fsdp_version": 1}, "cpu_ram_efficient_loading": {"cpu_ram_efficient_loading": True}}
+    settings |= {"fsdp_offload_params": {"cpu_offload": True}}
+    settings |= {"gradient_checkpointing": {"activation_checkpointing": True}}
+    for name, setting in settings.items():
         options = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, **setting}
         refused(name, set_up_plugin, FullyShardedDataParallelPlugin(**options))
 
