@@ -107,15 +107,33 @@ class Copy:
         """Applies a mutant for a block of code. Yields a folder for kernels if they must be compiled again."""
         path = self.copy / mutant.file
         path.write_text(mutant.apply(self.tree), encoding="utf-8")
-        # A kernel includes those it calls, but only a change of its own file makes its compiled version out of date.
         holds_kernels = re.search(r"^@compiled$|^import numba$", path.read_text(encoding="utf-8"), re.M)
-        kernels = tempfile.mkdtemp(prefix="kernels-", dir=self.folder) if holds_kernels else None
+        kernels = self._copy_kernels(path.stem) if holds_kernels else None
         try:
-            yield None if kernels is None else Path(kernels)
+            yield kernels
         finally:
             shutil.copy2(self.tree / mutant.file, path)
             if kernels is not None:
                 shutil.rmtree(kernels, ignore_errors=True)
+
+    def _copy_kernels(self, module: str) -> Path:
+        """
+        Copies the compiled kernels but those of a module and of all that import it.
+
+        A kernel includes those it calls, but only a change of its own file makes its compiled version out of date.
+        """
+        sources = {path.stem: path.read_text(encoding="utf-8") for path in (self.copy / "hf_xmc").rglob("*.py")}
+        stale, found = {module}, {module}
+        while found:
+            imports = re.compile(rf"^(?:from|import) .*\b(?:{'|'.join(found)})\b", re.M)
+            found = {name for name, text in sources.items() if name not in stale and imports.search(text)}
+            stale |= found
+        kernels = Path(tempfile.mkdtemp(prefix="kernels-", dir=self.folder))
+        for path in (self.folder / "kernels").glob("*/*"):
+            if path.name.partition(".")[0] not in stale:
+                (kernels / path.parent.name).mkdir(exist_ok=True)
+                os.link(path, kernels / path.parent.name / path.name)
+        return kernels
 
     def first_failure(self, tests: Sequence[str], kernels: Path | None = None) -> str | None:
         """Runs tests until one fails. Returns the name of that test, `"timeout"`, or `None` if all pass."""

@@ -57,6 +57,29 @@ def pairs(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
     return result
 
 
+def refused(match: str, call: Callable[..., Any], /, *arguments: Any, error: Any = ValueError, **options: Any) -> None:
+    """Checks that a call is refused by an error that names something, such as an option or a file."""
+    with pytest.raises(error, match=match):
+        call(*arguments, **options)
+
+
+def refused_each(call: Callable[..., Any], /, error: Any = ValueError, **options: Any) -> None:
+    """Checks that a call is refused with each of some options alone, by an error that names it."""
+    for name, value in options.items():
+        refused(name, call, error=error, **{name: value})
+
+
+def command_fails(capsys: Any, name: str, argv: Sequence[str]) -> str:
+    """Checks that a command ends with an error that names something; returns what it says."""
+    from hf_xmc.cli.main import main
+
+    capsys.readouterr()
+    assert main(list(argv)) == 1
+    error = capsys.readouterr().err
+    assert name in error and "Traceback" not in error
+    return error
+
+
 def make_documents(count: int, seed: int = 0) -> Dataset:
     """Documents that name their labels: the word `topicNN` stands for the label `label NN`."""
     generator = np.random.default_rng(seed)
@@ -267,6 +290,19 @@ def encoder_model_folder(documents: Dataset, tiny_encoder: Path, make_once: Any)
         XMCTrainer(model=tiny_encoder, args=args, train_dataset=documents).train()
 
     return make_once("encoder-model", fill)
+
+
+@pytest.fixture(scope="session")
+def x_transformer_folder(tiny_encoder: Path, make_once: Any) -> Path:
+    """Folder of a model whose heads find the clusters in which a ranker ranks labels."""
+    from hf_xmc import XMCTrainer
+
+    def fill(folder: Path) -> None:
+        options = {"level_steps": [30], "per_device_train_batch_size": 32, "save_strategy": "no"}
+        args = encoder_arguments(folder, "x-transformer", **options)
+        XMCTrainer(model=tiny_encoder, args=args, train_dataset=make_documents(300, seed=5)).train()
+
+    return make_once("x-transformer-model", fill)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import make_documents
 from safetensors.torch import load_file
@@ -65,6 +66,12 @@ def rank_best(monkeypatch, steps):
 
 class Killed(Exception):
     pass
+
+
+def kill(train, *callbacks, **options):
+    """Runs a training that a callback ends."""
+    with pytest.raises(Killed):
+        train(callbacks=list(callbacks), **options)
 
 
 class KillAt(TrainerCallback):

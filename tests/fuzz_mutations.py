@@ -18,39 +18,14 @@ import numpy as np
 NUMBERS = (0, 1, -1, 2, 7, 63, 127, 255, 1 << 16, (1 << 31) - 1, 1 << 31, -(1 << 31), (1 << 63) - 1, -(1 << 63), 10**9)
 FLOATS = (0.0, -1.0, 1e-38, 1e30, 3e38, -3e38, float("inf"), float("-inf"), float("nan"))
 VALUES = (
-    *NUMBERS,
-    *FLOATS,
-    10**30,
-    None,
-    True,
-    "",
-    "x",
-    "../x",
-    "/etc/passwd",
-    "word",
-    [],
-    {},
-    [0],
-    [-1],
-    ["a"],
-    {"a": 1},
-)
+    *NUMBERS, *FLOATS, 10**30, None, True, "", "x", "../x", "/etc/passwd", "word", [], {}, [0], [-1], ["a"], {"a": 1},
+)  # fmt: skip
 # Name of a file beside the folder of a model, which a hostile model could open.
 BAIT = "bait"
 NAMES = (
-    "../model",
-    f"../{BAIT}",
-    "..",
-    "/etc",
-    "/etc/passwd",
-    "a/b",
-    "",
-    ".",
-    "member-1/..",
-    "C:\\x",
-    "\0",
+    "../model", f"../{BAIT}", "..", "/etc", "/etc/passwd", "a/b", "", ".", "member-1/..", "C:\\x", "\0",
     "ranker.safetensors",
-)
+)  # fmt: skip
 
 
 def flip_bytes(path: Path, rng: random.Random) -> str:

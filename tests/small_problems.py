@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracles
+import torch
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 
@@ -27,6 +28,16 @@ OFFSETS = [offsets.tolist() for offsets in TREE.child_offsets]
 CHAIN = oracles.cluster_chain(OFFSETS)
 # Losses of heads and what the oracles call them.
 ORACLE_LOSSES = {"bce": "logistic", "squared_hinge": "squared_hinge"}
+
+
+def make_bounded(heads, seed):
+    """Gives heads logits between -1 and 1 for unit vectors: no probability is cut, and none ties."""
+    generator = torch.Generator().manual_seed(seed)
+    for head in heads:
+        with torch.no_grad():
+            head.weight.copy_(torch.nn.functional.normalize(torch.randn(head.weight.shape, generator=generator)) * 0.7)
+            head.bias.copy_(torch.rand(head.bias.shape, generator=generator) * 0.5 - 0.25)
+    return heads
 
 
 def random_problem(seed=0, documents=70, sparse=40, dense=3, labels=UNEVEN_LABELS):

@@ -4,9 +4,11 @@ import dataclasses
 import inspect
 import math
 import pydoc
+from functools import partial
 from typing import get_type_hints
 
 import pytest
+from conftest import refused, refused_each
 from small_problems import uneven_tree
 from transformers import HfArgumentParser, TrainingArguments
 
@@ -65,44 +67,16 @@ def test_values_reach_the_parts():
     given = {
         "tfidf_": {"analyzer": "char_wb", "ngram_range": [2, 4], "min_df": 5, "max_features": 0, "lead_words": 3},
         "tree_": {"clustering": "kmeans", "branching": 3, "max_leaf_size": 7, "max_depth": 4, "shares": [0.5, 0.5]},
-        "ranker_": {
-            "loss": "logistic",
-            "C": 2.0,
-            "negative_cost": 0.5,
-            "cost_sensitive": False,
-            "train_beam_size": 5,
-            "beam_size": 6,
-            "prune_threshold": 0.5,
-            "weight_dtype": "float32",
-            "max_passes": 3,
-            "tolerance": 0.3,
-        },
-        "encoder_": {
-            "name": "some/encoder",
-            "max_length": 9,
-            "long_text": "windows",
-            "max_windows": 2,
-            "pooling": "cls",
-            "pooling_layers": 3,
-            "attn_implementation": "eager",
-            "dropout": 0.2,
-            "lora_rank": 0,
-        },
-        "level_": {
-            "indices": [1, 3],
-            "epochs": 2,
-            "steps": [3, 4],
-            "learning_rate": 1e-5,
-            "head_learning_rate": [1e-3, 1e-2],
-            "loss": "squared_hinge",
-            "negatives": ["all", "man"],
-            "beam_size": 4,
-            "cost_sensitive": True,
-            "bootstrap": False,
-            "dropout": 0.3,
-            "swa_start": 0.4,
-        },
-    }
+        "ranker_": {"loss": "logistic", "C": 2.0, "negative_cost": 0.5, "cost_sensitive": False, "train_beam_size": 5,
+                    "beam_size": 6, "prune_threshold": 0.5, "weight_dtype": "float32", "max_passes": 3,
+                    "tolerance": 0.3},
+        "encoder_": {"name": "some/encoder", "max_length": 9, "long_text": "windows", "max_windows": 2,
+                     "pooling": "cls", "pooling_layers": 3, "attn_implementation": "eager", "dropout": 0.2,
+                     "lora_rank": 0},
+        "level_": {"indices": [1, 3], "epochs": 2, "steps": [3, 4], "learning_rate": 1e-5, "beam_size": 4,
+                   "head_learning_rate": [1e-3, 1e-2], "loss": "squared_hinge", "negatives": ["all", "man"],
+                   "cost_sensitive": True, "bootstrap": False, "dropout": 0.3, "swa_start": 0.4},
+    }  # fmt: skip
     flat = {prefix + name: value for prefix, part in given.items() for name, value in part.items()}
     args = arguments(method="xr-transformer", feature_power=1.25, **flat)
     tfidf, made = args.make_tfidf(), {prefix: getattr(args, f"make_{prefix}arguments") for prefix in list(given)[1:]}
@@ -179,103 +153,57 @@ def test_names_of_earlier_versions(name):
         assert RENAMED_OPTIONS[name] in OWN | INHERITED and f"`{RENAMED_OPTIONS[name]}`" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "options, name",
-    [
-        ({"method": "parable"}, "parabel"),
-        ({"method": "neighbours"}, "knn"),
-        ({"tree_clustering": "round"}, "tree_clustering"),
-        ({"tree_shares": [0.5, 0.4]}, "tree_shares"),
-        ({"tree_branching": 1}, "tree_branching"),
-        ({"ranker_C": -1.0}, "ranker_C"),
-        ({"ranker_tolerance": math.inf}, "ranker_tolerance"),
-        ({"ranker_beam_size": 0}, "ranker_beam_size"),
-        ({"tfidf_min_df": 0}, "tfidf_min_df"),
-        ({"tfidf_ngram_range": [2, 1]}, "tfidf_ngram_range"),
-        ({"tfidf_ngram_range": 2}, "tfidf_ngram_range"),
-        ({"features": "pictures"}, "features"),
-        ({"feature_power": 0.0}, "feature_power"),
-        ({"label_features": "both of them"}, "label_features"),
-        ({"label_features": "embedding"}, "label_features"),
-        ({"predict_with": "both"}, "predict_with"),
-        ({"eval_ks": [0, 1]}, "eval_ks"),
-        ({"num_threads": -1}, "num_threads"),
-        ({"embedding_scale": math.inf}, "embedding_scale"),
-        ({"label_text_weight": math.inf}, "label_text_weight"),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
-        ({"optim": "adafactor"}, "optim"),
-        ({"num_train_epochs": -2}, "num_train_epochs"),
-        ({"num_train_epochs": math.nan}, "num_train_epochs"),
-        ({"lr_scheduler_type": "polynomial"}, "linear, cosine, constant, constant_with_warmup"),
-        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs"),
-        # Options without effect.
-        ({"level_epochs": [2.0]}, "level_epochs"),
-        ({"method": "dismec", "encoder_max_length": 64}, "encoder_max_length"),
-        ({"method": "xr-linear", "knn_exponent": 2.0}, "knn_exponent"),
-        ({"method": "knn", "ranker_C": 2.0}, "ranker_C"),
-        ({"method": "knn", "tree_branching": 4}, "tree_branching"),
-        ({"method": "knn", "knn_count": 0}, "knn_count"),
-        ({"method": "knn", "knn_exponent": 0.0}, "knn_exponent"),
-        ({"method": "xr-transformer", "level_epochs": 1, "num_train_epochs": 3}, "num_train_epochs"),
-        ({"method": "xr-transformer", "level_steps": 1, "max_steps": 3}, "max_steps"),
-        ({"method": "x-transformer", "refine_tree": True}, "refine_tree"),
-        ({"method": "x-transformer", "label_text_weight": 0.5}, "label_text_weight"),
-    ],
-)
-def test_bad_options(options, name):
-    with pytest.raises(ValueError, match=name):
-        arguments(**options)
+def test_bad_options():
+    refused_each(arguments, tree_clustering="round", tree_shares=[0.5, 0.4], tree_branching=1, ranker_C=-1.0)
+    refused_each(arguments, ranker_tolerance=math.inf, ranker_beam_size=0, tfidf_min_df=0, tfidf_ngram_range=[2, 1])
+    refused_each(arguments, features="pictures", feature_power=0.0, label_features="both of them", eval_ks=[0, 1])
+    refused_each(arguments, predict_with="both", num_threads=-1, embedding_scale=math.inf, optim="adafactor")
+    refused_each(arguments, label_text_weight=math.inf, label_smoothing_factor=0.1, num_train_epochs=-2)
+    refused_each(arguments, lr_scheduler_kwargs={"num_cycles": 2}, tfidf_ngram_range=2, label_features="embedding")
+    refused_each(arguments, num_train_epochs=math.nan)
+    refused_each(arguments, error=TypeError, ranker_beam_size="20", tree_shares="a")
+    refused("parabel", arguments, method="parable")
+    refused("knn", arguments, method="neighbours")
+    refused("linear, cosine, constant, constant_with_warmup", arguments, lr_scheduler_type="polynomial")
 
 
-@pytest.mark.parametrize("name, value", [("ranker_beam_size", "20"), ("tree_shares", "a")])
-def test_options_of_the_wrong_type(name, value):
-    with pytest.raises(TypeError, match=name):
-        arguments(**{name: value})
+def test_options_without_effect():
+    refused("level_epochs", arguments, level_epochs=[2.0])
+    refused_each(partial(arguments, method="dismec"), encoder_max_length=64)
+    refused_each(partial(arguments, method="xr-linear"), knn_exponent=2.0)
+    refused_each(partial(arguments, method="knn"), ranker_C=2.0, tree_branching=4, knn_count=0, knn_exponent=0.0)
+    refused_each(partial(arguments, method="xr-transformer", level_epochs=1), num_train_epochs=3)
+    refused_each(partial(arguments, method="xr-transformer", level_steps=1), max_steps=3)
+    refused_each(partial(arguments, method="x-transformer"), refine_tree=True, label_text_weight=0.5)
 
 
 # ---- Levels ----
 
 
-@pytest.mark.parametrize(
-    "options, name",
-    [
-        ({"loss": "hinge"}, "level_loss"),
-        ({"negatives": ["both", "none"]}, "level_negatives"),
-        ({"epochs": [1, -1]}, "level_epochs"),
-        ({"epochs": math.nan}, "level_epochs"),
-        ({"steps": -1}, "level_steps"),
-        ({"learning_rate": [-1e-4]}, "level_learning_rate"),
-        ({"head_learning_rate": -1.0}, "level_head_learning_rate"),
-        ({"projection_learning_rate": -1.0}, "level_projection_learning_rate"),
-        ({"beam_size": [20, 0]}, "level_beam_size"),
-        ({"dropout": -0.1}, "level_dropout"),
-        ({"dropout": 1.0}, "level_dropout"),
-        ({"min_lr_ratio": 1.1}, "level_min_lr_ratio"),
-        ({"swa_start": 1.1}, "level_swa_start"),
-        ({"bootstrap_cost": 0.0}, "bootstrap_cost"),
-        ({"negative_weight": -1.0}, "negative_weight"),
-        ({"epoch_shares": [1, 0]}, "epoch_shares"),
-        ({"swa_steps": 0}, "swa_steps"),
-        ({"bottleneck": -1}, "bottleneck"),
-        ({"negatives": "dynamic"}, "level_negatives"),
-        ({"shrink": 0.5, "joint": True}, "shrink"),
-        ({"shrink": 2.0}, "joint"),
-        ({"shrink": 2.0, "joint": True, "bottleneck": 4}, "bottleneck"),
-        ({"shrink": 2.0, "joint": True, "negatives": "both"}, "level_negatives"),
-    ],
-    ids=str,
-)
-def test_bad_level_options(options, name):
-    with pytest.raises(ValueError, match=name):
-        LevelArguments(**options)
+def test_bad_level_options():
+    wrong = {"loss": "hinge", "negatives": "none", "epochs": math.nan, "steps": -1, "beam_size": 0, "dropout": 1.0}
+    wrong |= {"learning_rate": -1e-4, "head_learning_rate": -1.0, "projection_learning_rate": -1.0}
+    wrong |= {"min_lr_ratio": 1.1, "swa_start": 1.1}
+    for name, value in wrong.items():
+        refused(f"level_{name}", LevelArguments, **{name: value})
+    for name, values in {"negatives": ["both", "none"], "epochs": [1, -1], "learning_rate": [-1.0]}.items():
+        refused(f"level_{name}", LevelArguments, **{name: values})
+    refused("level_beam_size", LevelArguments, beam_size=[20, 0])
+    refused("level_dropout", LevelArguments, dropout=-0.1)
+    refused_each(LevelArguments, bootstrap_cost=0.0, negative_weight=-1.0, epoch_shares=[1, 0], swa_steps=0)
+    refused_each(LevelArguments, bottleneck=-1)
+    refused("level_negatives", LevelArguments, negatives="dynamic")
+    refused("shrink", LevelArguments, shrink=0.5, joint=True)
+    refused("joint", LevelArguments, shrink=2.0)
+    refused("bottleneck", LevelArguments, shrink=2.0, joint=True, bottleneck=4)
+    refused("level_negatives", LevelArguments, shrink=2.0, joint=True, negatives="both")
 
 
 def test_one_value_for_all_levels_or_one_for_each():
     assert per_level(7, 3, "steps") == per_level([7], 3, "steps") == [7, 7, 7]
     assert per_level([1, 2, 3], 3, "steps") == [1, 2, 3] and per_level("tfn", 2, "negatives") == ["tfn", "tfn"]
     for values in ([1, 2], [1, 2, 3, 4], []):
-        with pytest.raises(ValueError, match="level_steps"):
-            per_level(values, 3, "steps")
+        refused("level_steps", per_level, values, 3, "steps")
 
 
 @pytest.mark.parametrize(
@@ -320,15 +248,9 @@ def test_a_tree_without_levels_above_the_labels(monkeypatch):
     assert LevelArguments().choose_levels(LabelTree.flat(9)) == [1]
 
 
-@pytest.mark.parametrize("indices", [[0], [4], [-4], []], ids=str)
-def test_levels_that_the_tree_does_not_have(indices):
-    with pytest.raises(ValueError, match="level_indices"):
-        LevelArguments(indices=indices).choose_levels(TREE)
-
-
-def test_a_tree_whose_levels_are_all_too_large():
-    with pytest.raises(ValueError, match="level_indices"):
-        LevelArguments(max_nodes=2).choose_levels(TREE)
+def test_levels_that_the_tree_does_not_have():
+    for options in ({"indices": [0]}, {"indices": [4]}, {"indices": [-4]}, {"indices": []}, {"max_nodes": 2}):
+        refused("level_indices", LevelArguments(**options).choose_levels, TREE)
 
 
 def test_groups_of_levels():

@@ -6,7 +6,16 @@ import pytest
 import torch
 from conftest import pairs
 from scipy.sparse import csr_matrix
-from small_problems import CHAIN, OFFSETS, ORACLE_LOSSES, TREE, assert_optimal, best_objective, random_problem
+from small_problems import (
+    CHAIN,
+    OFFSETS,
+    ORACLE_LOSSES,
+    TREE,
+    assert_optimal,
+    best_objective,
+    make_bounded,
+    random_problem,
+)
 from transformers import BertConfig
 
 from hf_xmc import LabelTree, XMCConfig, XMCForTextClassification
@@ -48,11 +57,7 @@ def make_model(levels, loss="bce", ranking="leaf", dimensions=DIMENSIONS):
     config = XMCConfig(encoder_config=encoder, head_loss=loss, head_ranking=ranking)
     model = XMCForTextClassification(config, label_tree=TREE).eval()
     model.add_heads(levels)
-    generator = torch.Generator().manual_seed(3)
-    for head in model.heads:
-        with torch.no_grad():
-            head.weight.copy_(torch.nn.functional.normalize(torch.randn(head.weight.shape, generator=generator)) * 0.7)
-            head.bias.copy_(torch.rand(head.bias.shape, generator=generator) * 0.5 - 0.25)
+    make_bounded(model.heads, seed=3)
     return model
 
 

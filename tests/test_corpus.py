@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import make_documents, make_vectors
+from conftest import command_fails, make_documents, make_vectors, refused
 from datasets import Dataset, load_dataset
 
 from hf_xmc import XMCEnsemble, XMCForTextClassification
@@ -157,8 +156,7 @@ def test_an_output_that_is_there(model_folder, tmp_path, capsys):
     file.write_text("mine")
     for output in (folder, file):
         argv = ["predict", str(model_folder), str(data), "--output", str(output), *SMALL]
-        assert main(argv) == 1
-        assert str(output) in capsys.readouterr().err
+        command_fails(capsys, str(output), argv)
         assert not (tmp_path / "mine.jsonl.parts").exists() and not (output / ".hf-xmc").exists()
         assert main([*argv, "--overwrite"]) == 0
     assert (folder / "notes.txt").read_text() == "mine" and len(lines(file)) == 30
@@ -249,8 +247,7 @@ def test_vectors_and_ensembles(vector_model_folder, ensemble_folder, corpus, tmp
 def test_a_model_without_files_is_refused(model_folder, tmp_path):
     model = XMCForTextClassification.from_pretrained(model_folder)
     model.config._name_or_path = model.name_or_path = ""
-    with pytest.raises(ValueError, match="The model"):
-        predict_corpus(model, [Dataset.from_dict({"text": ["a"]})], tmp_path / "out")
+    refused("The model", predict_corpus, model, [Dataset.from_dict({"text": ["a"]})], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -261,8 +258,7 @@ def test_one_job_at_a_time(model_folder, tmp_path, capsys):
         other = PieceFolder(tmp_path / "out", "part-{index}.jsonl")
         with other.locked():
             other.lock(shared)
-            assert main([*argv, "--overwrite"]) == 1
-            assert str(tmp_path / "out") in capsys.readouterr().err
+            command_fails(capsys, str(tmp_path / "out"), [*argv, "--overwrite"])
     assert main(argv) == 0
 
 
@@ -314,20 +310,3 @@ def test_two_processes(encoder_model_folder, tmp_path):
     assert process.returncode == 0, errors
     assert f"{there} of them finished by an earlier run" in errors
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
-
-
-def test_a_disk_that_is_full(model_folder, tmp_path, capsys):
-    # A limit on the size of files stands for the disk: writing fails in the same place.
-    data = write_lines(tmp_path / "docs.jsonl", 30)
-    argv = command(model_folder, data, tmp_path / "out", "--part-size", "30", "--top-k", "20")[2:]
-    assert main([*argv[:3], "--output", str(tmp_path / "first.jsonl")]) == 0  # the documents are in the cache now
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-        assert main(argv) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    errors = capsys.readouterr().err
-    assert "part-00000-of-00001.jsonl`" in errors and "File too large" in errors
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".hf-xmc"]
-    assert main(argv) == 0 and len(lines(tmp_path / "out" / "part-00000-of-00001.jsonl")) == 30

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_documents, make_vectors
+from conftest import make_documents, make_vectors, refused
 from scipy.sparse import csr_matrix
 
 from hf_xmc import XMCForTextClassification
@@ -72,8 +72,7 @@ def test_tokens_are_cached_on_disk(tiny_encoder, tmp_path, monkeypatch):
 
 
 def test_documents_without_text(model):
-    with pytest.raises(ValueError, match="feature_ids"):
-        tokenize_dataset(model, make_vectors(3))
+    refused("feature_ids", tokenize_dataset, model, make_vectors(3))
 
 
 def test_digest(tiny_encoder, model):

@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from conftest import encoder_arguments, make_documents
+from conftest import encoder_arguments, make_documents, refused
 from encoder_runs import (
     KEEP_BEST,
     TEXTS,
@@ -18,6 +18,7 @@ from encoder_runs import (
     KillWhileWriting,
     assert_predicts_as_saved,
     assert_same_model,
+    kill,
     levels_of_steps,
     rank_best,
 )
@@ -59,11 +60,6 @@ def uninterrupted(tiny_encoder, few, make_once):
     return get
 
 
-def kill(train, callback, **options):
-    with pytest.raises(Killed):
-        train(callbacks=[callback], **{**RESUMED, **options})
-
-
 def complete_checkpoints(folder):
     """Steps of the complete checkpoints in a folder."""
     return sorted(int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoint-*/checkpoint.json"))
@@ -72,7 +68,7 @@ def complete_checkpoints(folder):
 @pytest.mark.parametrize("point", KILLS)
 def test_resuming(train, uninterrupted, tmp_path, point):
     callback, last = KILLS[point]
-    kill(train, callback, logging_steps=1)
+    kill(train, callback, **RESUMED, logging_steps=1)
     assert complete_checkpoints(tmp_path)[-1] == last
     trainer = train(resume=True, **RESUMED, logging_steps=1)
     assert_same_model(tmp_path, uninterrupted())
@@ -83,34 +79,32 @@ def test_resuming(train, uninterrupted, tmp_path, point):
 @pytest.mark.parametrize("method", OTHER_METHODS)
 def test_resuming_other_methods(train, uninterrupted, tmp_path, method):
     options = {"method": method, "level_steps": [12]}
-    kill(train, KillAt("on_step_end", 10), **options)
+    kill(train, KillAt("on_step_end", 10), **{**RESUMED, **options})
     train(resume=True, **{**RESUMED, **options})
     assert_same_model(tmp_path, uninterrupted(**options))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 16},
-        {
-            "level_bootstrap": False,
-            "level_negatives": ["tfn"],
-            "level_loss": "squared_hinge",
-            "level_steps": [0, 7, 5],
-        },
-        {"encoder_lora_rank": 2, "level_indices": [1, 3], "level_steps": [4, 8]},
-    ],
-    ids=str,
-)
+OTHER_OPTIONS = [
+    {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 16},
+    {"level_bootstrap": False, "level_negatives": ["tfn"], "level_loss": "squared_hinge", "level_steps": [0, 7, 5]},
+    {"encoder_lora_rank": 2, "level_indices": [1, 3], "level_steps": [4, 8]},
+    {"method": "lightxml", "level_negatives": ["both"], "level_swa_start": 0.2, "level_settings": {"swa_steps": 1}},
+    {"method": "aplc-xlnet", "level_bootstrap": False, "encoder_lora_rank": 2},
+]
+
+
+@pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 def test_resuming_with_other_options(train, uninterrupted, tmp_path, options):
-    kill(train, KillAt("on_step_end", 7), **options)
+    if "method" in options:
+        options = {"level_steps": [8], **options}
+    kill(train, KillAt("on_step_end", 7), **{**RESUMED, **options})
     train(resume=True, **{**RESUMED, **options})
     assert_same_model(tmp_path, uninterrupted(**options))
 
 
 def test_resuming_with_sparse_gradients(train, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_xmc.modeling_heads.SPARSE_ROWS", 20)
-    kill(train, KillAt("on_step_end", 12))
+    kill(train, KillAt("on_step_end", 12), **RESUMED)
     trainer = train(resume=True, **RESUMED)
     assert [head.sparse for head in trainer.model.heads] == [False, False, True]
     assert_same_model(tmp_path, uninterrupted("sparse"))
@@ -127,8 +121,7 @@ class KillWorkers(TrainerCallback):
 
 def test_a_dead_data_loader_worker(train, uninterrupted, tmp_path):
     options = {**RESUMED, "dataloader_num_workers": 1, "dataloader_prefetch_factor": 1}
-    with pytest.raises(ChildProcessError, match="dataloader_num_workers"):
-        train(callbacks=[KillWorkers()], **options)
+    refused("dataloader_num_workers", train, callbacks=[KillWorkers()], error=ChildProcessError, **options)
     train(resume=True, **options)
     assert_same_model(tmp_path, uninterrupted())
 
@@ -138,9 +131,7 @@ def test_resuming_after_a_level_that_ended_early(train, tmp_path):
     options |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "metric_for_best_model": "nDCG@5"}
     options |= {"eval_dataset": make_documents(30, seed=2), "logging_steps": 1}
     whole = train(folder=tmp_path / "whole", callbacks=[EarlyStoppingCallback(1)], **options)
-    with pytest.raises(Killed):
-        callbacks = [EarlyStoppingCallback(1), KillAfter("level 2 shortlist")]
-        train(folder=tmp_path / "parts", callbacks=callbacks, **options)
+    kill(train, EarlyStoppingCallback(1), KillAfter("level 2 shortlist"), folder=tmp_path / "parts", **options)
     resumed = train(folder=tmp_path / "parts", resume=True, callbacks=[EarlyStoppingCallback(1)], **options)
     assert resumed.state.global_step == whole.state.global_step == 12
     assert levels_of_steps(resumed, first=5) == levels_of_steps(whole, first=5)
@@ -150,8 +141,7 @@ def test_resuming_finds_the_best_model(train, tmp_path, monkeypatch):
     rank_best(monkeypatch, [6])
     options = {"level_steps": [2, 2, 6], **KEEP_BEST}
     train(folder=tmp_path / "whole", **options)
-    with pytest.raises(Killed):
-        train(folder=tmp_path / "parts", callbacks=[KillAfter("embed", step=10)], **options)
+    kill(train, KillAfter("embed", step=10), folder=tmp_path / "parts", **options)
     train(folder=tmp_path / "parts", resume=True, **options)
     assert_same_model(tmp_path / "parts", tmp_path / "whole")
 
@@ -196,8 +186,7 @@ def test_a_named_checkpoint(train, checkpoint, uninterrupted, tmp_path):
 
 def test_not_a_checkpoint(train, tmp_path, checkpoint):
     for folder in (tmp_path, tmp_path / "nowhere", checkpoint.parent):
-        with pytest.raises(FileNotFoundError, match=str(folder)):
-            train(resume=folder, **RESUMED)
+        refused(str(folder), train, resume=folder, error=FileNotFoundError, **RESUMED)
 
 
 OTHER_RUNS = {
@@ -216,8 +205,7 @@ OTHER_RUNS = {
 
 @pytest.mark.parametrize("name", OTHER_RUNS)
 def test_a_checkpoint_of_another_run(train, checkpoint, tmp_path, name):
-    with pytest.raises(ValueError, match=name):
-        train(resume=str(checkpoint), **{**RESUMED, **OTHER_RUNS[name]})
+    refused(name, train, resume=str(checkpoint), **{**RESUMED, **OTHER_RUNS[name]})
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -260,32 +248,10 @@ def test_a_second_interrupt_stops_at_once(train, tmp_path):
     assert complete_checkpoints(tmp_path) == [3]
 
 
-class TrainAgain(TrainerCallback):
-    """Starts another training in the folder of the current one."""
-
-    def __init__(self, start):
-        self.start, self.error = start, None
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 1:
-            with pytest.raises(OSError, match="another process") as raised:
-                self.start()
-            self.error = raised.value
-
-
-def test_two_trainings_in_one_folder(train, tmp_path):
-    second = TrainAgain(lambda: train(**RESUMED))
-    train(callbacks=[second], **RESUMED)
-    assert str(tmp_path) in str(second.error)
-    assert complete_checkpoints(tmp_path) and (tmp_path / "model.safetensors").exists()
-    assert not (tmp_path / ".hf-xmc").exists()
-
-
 def test_a_finished_training_is_not_repeated(train, tmp_path):
     first = train(**RESUMED)
     written = (tmp_path / "model.safetensors").stat().st_mtime_ns
     again = train(resume=True, **RESUMED)
     assert again.model.predict(TEXTS) == first.model.predict(TEXTS)
     assert (tmp_path / "model.safetensors").stat().st_mtime_ns == written
-    with pytest.raises(ValueError, match="level_learning_rate"):
-        train(resume=True, **{**RESUMED, "level_learning_rate": [1e-5]})
+    refused("level_learning_rate", train, resume=True, **{**RESUMED, "level_learning_rate": [1e-5]})

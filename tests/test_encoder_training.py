@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL_METHODS, encoder_arguments, make_documents, make_vectors
+from conftest import SMALL_METHODS, THREE_LEVELS, encoder_arguments, make_documents, make_vectors, refused
 from datasets import Dataset
 from encoder_runs import (
     KEEP_BEST,
@@ -45,13 +45,19 @@ def test_learns(encoder_model_folder, tmp_path, predict_with, least):
     assert trainer.evaluate()["eval_P@1"] > least
 
 
-@pytest.mark.parametrize("loss", ["bce", "squared_hinge"])
-def test_fine_tuning_improves_the_heads(train, loss, tmp_path):
-    options = {"per_device_train_batch_size": 32, "level_loss": loss, "predict_with": "heads", "save_strategy": "no"}
-    frozen, tuned = (
-        train(folder=tmp_path / str(steps), data=make_documents(400, seed=12), level_steps=[steps], **options)
-        for steps in (0, 20)
-    )
+@pytest.mark.parametrize(
+    "options, steps",
+    [
+        ({"per_device_train_batch_size": 32, "level_loss": "bce", "predict_with": "heads"}, 20),
+        ({"per_device_train_batch_size": 32, "level_loss": "squared_hinge", "predict_with": "heads"}, 20),
+        ({"method": "lightxml", "level_dropout": 0.1}, 45),
+        ({"method": "aplc-xlnet", "level_dropout": 0.1}, 45),
+    ],
+    ids=str,
+)
+def test_fine_tuning_improves_the_heads(train, options, steps, tmp_path):
+    options |= {"data": make_documents(400, seed=12), "save_strategy": "no"}
+    frozen, tuned = (train(folder=tmp_path / str(number), level_steps=[number], **options) for number in (0, steps))
     evaluation = make_documents(200, seed=1)
     assert tuned.evaluate(evaluation)["eval_R@5"] > frozen.evaluate(evaluation)["eval_R@5"] + 0.05
 
@@ -169,8 +175,7 @@ def test_some_levels_only(train, tmp_path, options, levels):
     assert [len(head.bias) for head in loaded.heads] == [(4, 16, 60)[level - 1] for level in levels]
     if 3 not in levels:
         assert "heads" not in loaded.scorer.parts
-        with pytest.raises(ValueError, match="head"):
-            loaded.predict(TEXTS, predict_with="heads")
+        refused("head", loaded.predict, TEXTS, predict_with="heads")
 
 
 # Within each level the second evaluation is not better; or it comes with the last step of each level.
@@ -224,8 +229,7 @@ def test_heads_alone(train, tmp_path):
     assert trainer.model.ranker is None and not (tmp_path / "ranker.safetensors").exists()
     loaded = assert_predicts_as_saved(trainer, tmp_path, ["heads"])
     assert loaded.config.predict_with == "heads"
-    with pytest.raises(ValueError, match="ranker"):
-        loaded.predict(TEXTS, predict_with="ranker")
+    refused("ranker", loaded.predict, TEXTS, predict_with="ranker")
     assert trainer.evaluate(make_documents(50, seed=2))["eval_P@1"] > 0.1
 
 
@@ -243,19 +247,45 @@ def test_the_last_scorer_joins_all_parts(train, tmp_path):
     assert results["all"] > max(results["ranker"], results["heads"])
 
 
-def test_fine_tuning_does_not_see_the_documents_held_out(train, monkeypatch):
-    seen = []
-    forward = LevelCollator.__call__
+@pytest.fixture
+def seen(monkeypatch):
+    """The numbers of the documents in the batches of a training."""
+    numbers, forward = [], LevelCollator.__call__
 
     def watched(self, documents):
-        seen.extend(document["document"] for document in documents)
+        numbers.extend(document["document"] for document in documents)
         return forward(self, documents)
 
     monkeypatch.setattr(LevelCollator, "__call__", watched)
+    return numbers
+
+
+def test_fine_tuning_does_not_see_the_documents_held_out(train, seen):
     options = {"level_steps": [1, 1, 30], "per_device_train_batch_size": 64, "save_strategy": "no"}
     trainer = train(data=make_documents(2000), **options)
     assert trainer.model.scorer.num_documents == 200
     assert max(seen) == 1799 and trainer.model.labels.num_documents == 2000
+
+
+def test_each_pass_has_all_documents_in_another_order(train, seen):
+    train(level_indices=[1], level_negatives=["all"], level_steps=[20], save_strategy="no", predict_with="ranker")
+    first, second = seen[:160], seen[160:320]
+    assert sorted(first) == sorted(second) == list(range(160)) and first != second
+
+
+def test_gradients_of_heads_and_encoder_are_clipped_apart(train):
+    norms = {"heads": [], "encoder": []}
+
+    class Read(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            gradients = {name: own.grad for name, own in model.named_parameters() if own.grad is not None}
+            for part, values in norms.items():
+                own = [gradient.norm() for name, gradient in gradients.items() if name.startswith(part)]
+                values.append(torch.stack(own).norm().item())
+
+    train(callbacks=[Read()], level_steps=[1], save_strategy="no", max_grad_norm=1e-4)
+    for values in norms.values():
+        assert values == pytest.approx([1e-4] * 3, rel=0.02)
 
 
 @pytest.mark.parametrize("head_ranking", ["leaf", "path"])
@@ -315,8 +345,7 @@ def test_a_given_tree(train, tiny_encoder, fits):
     if fits:
         assert train(model=model, level_indices=[1, 2], level_steps=[2]).model.label_tree is tree
     else:
-        with pytest.raises(ValueError, match="7 labels"):
-            train(model=model)
+        refused("7 labels", train, model=model)
 
 
 # ---- Errors ----
@@ -330,30 +359,29 @@ def test_a_given_tree(train, tiny_encoder, fits):
         ({"encoder_max_length": 100}, "max_length"),
         ({"optim": "adafactor"}, "optim"),
         ({"model": None}, "encoder"),
+        ({"method": "aplc-xlnet", **THREE_LEVELS, "level_indices": [2, 3]}, "tree_clustering"),
+        ({"method": "aplc-xlnet", "level_indices": [1]}, "predict_with"),
+        ({"method": "aplc-xlnet", "level_negatives": ["dynamic"]}, "negatives"),
     ],
     ids=str,
 )
 def test_errors_before_training(train, options, name):
-    with pytest.raises(ValueError, match=name):
-        train(**options)
+    refused(name, train, **options)
 
 
 def test_vectors_beside_an_encoder(train, few):
     # Only texts can be embedded at prediction.
     both = make_vectors(160).remove_columns("labels")
     both = both.add_column("text", few["text"][:]).add_column("labels", few["labels"][:])
-    with pytest.raises(ValueError, match="features"):
-        train(data=both, features="vectors", level_steps=[1])
+    refused("features", train, data=both, features="vectors", level_steps=[1])
     assert train(data=both, level_steps=[1]).model.tfidf is not None
 
 
 def test_a_missing_encoder(train, encoder_model_folder, tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("nowhere", "empty"):
-        with pytest.raises(OSError, match=name):
-            train(model=tmp_path / name, folder=tmp_path / "model")
-    with pytest.raises(OSError, match=encoder_model_folder.name):
-        XMCForTextClassification.from_encoder(encoder_model_folder)
+        refused(name, train, model=tmp_path / name, folder=tmp_path / "model", error=OSError)
+    refused(encoder_model_folder.name, XMCForTextClassification.from_encoder, encoder_model_folder, error=OSError)
 
 
 def test_a_loss_that_is_not_finite(train):
@@ -363,5 +391,4 @@ def test_a_loss_that_is_not_finite(train):
                 with torch.no_grad():
                     model.head(2).bias.fill_(float("nan"))
 
-    with pytest.raises(FloatingPointError, match=r"step 5 \(level 2/3\)"):
-        train(level_steps=[4], callbacks=[Break()])
+    refused(r"step 5 \(level 2/3\)", train, level_steps=[4], callbacks=[Break()], error=FloatingPointError)

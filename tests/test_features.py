@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import refused
 from scipy.sparse import coo_matrix, csc_matrix, csr_matrix
 
 from hf_xmc.features import Features, normalize_rows
@@ -18,32 +19,21 @@ def raw_csr(data, indices, indptr, shape, index_dtype=np.int32):
     return matrix
 
 
-def test_sizes_and_types():
+def test_sizes_types_and_formats():
     features = Features(csr_matrix(SPARSE), DENSE)
-    assert len(features) == 3 and features.num_sparse == 4 and features.num_dense == 2
-    assert features.sparse.dtype == np.float32 and features.dense.dtype == np.float32
+    assert features.sparse.dtype == features.dense.dtype == np.float32
     assert np.array_equal(features.sparse.toarray(), SPARSE) and np.array_equal(features.dense, DENSE)
-    only_sparse, only_dense = Features(csr_matrix(SPARSE)), Features(None, DENSE)
-    assert (len(only_sparse), only_sparse.num_sparse, only_sparse.num_dense) == (3, 4, 0)
-    assert (len(only_dense), only_dense.num_sparse, only_dense.num_dense) == (3, 0, 2)
-
-
-@pytest.mark.parametrize("kind", [csr_matrix, csc_matrix, coo_matrix, np.array])
-def test_any_sparse_format_will_do(kind):
-    assert np.array_equal(Features(kind(SPARSE)).sparse.toarray(), SPARSE)
-
-
-def test_dense_part_is_made_contiguous():
+    for given, sizes in ((features, (4, 2)), (Features(csr_matrix(SPARSE)), (4, 0)), (Features(None, DENSE), (0, 2))):
+        assert len(given) == 3 and (given.num_sparse, given.num_dense) == sizes
+    for kind in (csr_matrix, csc_matrix, coo_matrix, np.array):
+        assert np.array_equal(Features(kind(SPARSE)).sparse.toarray(), SPARSE)
     dense = np.asfortranarray(DENSE)
     assert Features(None, dense).dense.flags.c_contiguous
     assert np.array_equal(Features(None, dense[::2]).dense, DENSE[::2])
-
-
-def test_no_copies_where_none_are_needed():
+    # Nothing is copied without need.
     sparse, dense = csr_matrix(SPARSE.astype(np.float32)), DENSE.astype(np.float32)
     features = Features(sparse, dense)
-    assert features.dense is dense
-    assert np.shares_memory(features.sparse.data, sparse.data)
+    assert features.dense is dense and np.shares_memory(features.sparse.data, sparse.data)
 
 
 @pytest.mark.parametrize("rows", [slice(1, 3), np.array([2, 0]), np.array([True, False, True]), slice(0, 0)])
@@ -59,8 +49,7 @@ def test_rows_after_rows():
     np.testing.assert_array_equal(both.sparse.toarray(), [[2, 2, 2], [2, 2, 2], [1, 1, 1]])
     np.testing.assert_array_equal(both.dense, [[1, 0], [0, 1], [1, 0]])
     assert Features(first.sparse).followed_by(Features(second.sparse)).dense is None
-    with pytest.raises(ValueError, match="3 sparse and 2 dense.*3 and 0"):
-        first.followed_by(Features(second.sparse))
+    refused("3 sparse and 2 dense.*3 and 0", first.followed_by, Features(second.sparse))
 
 
 def test_normalized_scales_each_part_and_leaves_zero_rows():
@@ -69,21 +58,18 @@ def test_normalized_scales_each_part_and_leaves_zero_rows():
         for row, source in zip(part, original, strict=True):
             length = np.sqrt((source**2).sum())
             np.testing.assert_allclose(row, source / length if length else source, rtol=1e-6)
-    again = features.normalized()
-    assert again.sparse is not None and np.array_equal(again.sparse.data, features.sparse.data)
-
-
-def test_normalize_rows_leaves_its_input_alone():
+    assert np.array_equal(features.normalized().sparse.data, features.sparse.data)
+    # Stored zeros, and nothing at all.
+    stored = Features(raw_csr([0, 2, 0], [0, 1, 3], [0, 2, 3], (2, 4))).normalized()
+    assert np.array_equal(stored.sparse.toarray(), [[0, 1, 0, 0], [0, 0, 0, 0]])
+    for empty in (Features(csr_matrix((0, 4)), np.empty((0, 2))), Features(csr_matrix((3, 0)))):
+        assert len(empty.normalized()) == len(empty)
+    assert len(Features(csr_matrix((0, 4)))) == 0
+    # The input is left alone.
     matrix = csr_matrix(SPARSE.astype(np.float32))
     scaled = normalize_rows(matrix)
     assert np.array_equal(matrix.toarray(), SPARSE)
     assert scaled.data.dtype == np.float32 and np.shares_memory(scaled.indices, matrix.indices)
-
-
-def test_empty_inputs():
-    for features in (Features(csr_matrix((0, 4)), np.empty((0, 2))), Features(csr_matrix((3, 0)))):
-        assert len(features.normalized()) == len(features)
-    assert len(Features(csr_matrix((0, 4)))) == 0
 
 
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
@@ -92,6 +78,7 @@ def test_unsorted_indices_are_sorted_in_a_copy(index_dtype):
     assert not matrix.has_sorted_indices and not matrix.has_canonical_format  # scipy remembers both answers
     features = Features(matrix)
     assert features.sparse.indices.tolist() == [1, 3, 0] and features.sparse.data.tolist() == [2, 1, 3]
+    np.testing.assert_allclose(features.normalized().sparse.data, [2 / 5**0.5, 1 / 5**0.5, 1], rtol=1e-6)
     assert matrix.indices.tolist() == [3, 1, 0]
 
 
@@ -99,8 +86,7 @@ def test_unsorted_indices_are_sorted_in_a_copy(index_dtype):
 def test_duplicate_indices_name_their_row(indices):
     # Rows 0 (empty), 1, 2 (empty), 3; equal neighbours across a row border are no duplicates.
     doubled = raw_csr([1] * 6, [1, 3, *indices], [0, 0, 2, 2, 6], (4, 4))
-    with pytest.raises(ValueError, match="Row 3.*sparse"):
-        Features(doubled)
+    refused("Row 3.*sparse", Features, doubled)
     Features(raw_csr([1] * 4, [1, 3, 3, 1], [0, 2, 3, 4], (3, 4)))
 
 
@@ -109,31 +95,19 @@ def test_duplicate_indices_name_their_row(indices):
 def test_values_that_are_not_finite_name_their_row(value):
     sparse, dense = SPARSE.copy(), DENSE.copy()
     sparse[2, 0] = dense[2, 1] = value
-    with pytest.raises(ValueError, match="Row 2.*sparse.*(nan|inf)"):
-        Features(csr_matrix(sparse))
-    with pytest.raises(ValueError, match="Row 2.*dense"):
-        Features(None, dense)
+    refused("Row 2.*sparse.*(nan|inf)", Features, csr_matrix(sparse))
+    refused("Row 2.*dense", Features, None, dense)
 
 
 @pytest.mark.parametrize("column", [4, 2**31 - 1, -1])
 def test_columns_out_of_range(column):
-    with pytest.raises(ValueError, match=r"0\.\.3"):
-        Features(raw_csr([1], [column], [0, 1], (1, 4)))
-
-
-def test_stored_zeros_are_harmless():
-    matrix = raw_csr([0, 2, 0], [0, 1, 3], [0, 2, 3], (2, 4))
-    features = Features(matrix).normalized()
-    assert np.array_equal(features.sparse.toarray(), [[0, 1, 0, 0], [0, 0, 0, 0]])
+    refused(r"0\.\.3", Features, raw_csr([1], [column], [0, 1], (1, 4)))
 
 
 def test_wrong_shapes():
-    with pytest.raises(ValueError, match="sparse"):
-        Features()
-    with pytest.raises(ValueError, match="sparse.* 3 .*dense.* 2"):
-        Features(csr_matrix(SPARSE), DENSE[:2])
-    with pytest.raises(ValueError, match=r"\(3,\)"):
-        Features(None, DENSE[:, 0])
+    refused("sparse", Features)
+    refused("sparse.* 3 .*dense.* 2", Features, csr_matrix(SPARSE), DENSE[:2])
+    refused(r"\(3,\)", Features, None, DENSE[:, 0])
 
 
 def test_values_are_raised_to_a_power_with_their_signs():

@@ -1,7 +1,5 @@
 """Three hundred random damages, see `fuzz_models.py`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from conftest import encoder_arguments, make_documents, make_vectors
+from conftest import encoder_arguments, make_documents, make_vectors, refused
 from datasets import Dataset
 from huggingface_hub import ModelCard
 
@@ -45,6 +45,12 @@ def trained(request, tmp_path_factory):
     make = make_vectors if request.param == "vectors" else make_documents
     metrics = trainer.evaluate(named(make(80, seed=1), "test"))
     return request.param, folder, metrics
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A copy of the folder of the trained model."""
+    return shutil.copytree(trained[1], tmp_path / "model")
 
 
 def card_of(folder):
@@ -103,16 +109,14 @@ def test_metadata_and_text(trained):
         assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in text
 
 
-def test_the_picture_is_that_of_the_test_documents(trained, tmp_path, monkeypatch):
-    folder = tmp_path / "model"
-    shutil.copytree(trained[1], folder)
-    record = TrainingRecord.load(folder)
+def test_the_picture_is_that_of_the_test_documents(copied, monkeypatch):
+    record = TrainingRecord.load(copied)
     (test,) = record.evaluations
     record.evaluations = [test, {**test, "split": "validation"}]
-    record.save(folder)
+    record.save(copied)
     pictured = []
     monkeypatch.setattr(model_card, "plot_by_frequency", lambda rows, path, k, title: pictured.append(title))
-    write_model_card(folder)
+    write_model_card(copied)
     assert len(pictured) == 1 and pictured[0].endswith(", test")
 
 
@@ -132,31 +136,27 @@ def test_levels_are_on_record(trained):
     assert "ranker" in record.stages and record.versions["transformers"]
 
 
-def test_options_of_the_command(trained, tmp_path, capsys):
-    _, folder, metrics = trained
-    copy = shutil.copytree(folder, tmp_path / "model")
+def test_options_of_the_command(copied, tmp_path):
     results = {"dataset": "/data/eurlex57k", "split": "dev", "documents": 7, "seconds": 1.0, "metrics": {"P@1": 0.25}}
-    (copy / "dev_results.json").write_text(json.dumps({"model": str(copy), **results}))
+    (copied / "dev_results.json").write_text(json.dumps({"model": str(copied), **results}))
     words = f"--name me/tagger --license cc-by-4.0 --language en fi --tags law --copy-to {tmp_path / 'cards'}".split()
-    assert main(["card", str(copy), *words, "--dataset", "me/data", "--base-model", "me/encoder"]) == 0
+    assert main(["card", str(copied), *words, "--dataset", "me/data", "--base-model", "me/encoder"]) == 0
     card = ModelCard.load(tmp_path / "cards" / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "fi"] and "law" in card.data.tags
     assert card.data.datasets == "me/data" and card.data.base_model == "me/encoder"
     assert {result.dataset_name for result in card.data.eval_results} == {"me/data", "eurlex57k"}
     assert (tmp_path / "cards" / "training.png").is_file()
-    assert "/data/eurlex57k" not in (copy / "README.md").read_text() + (copy / "training_record.json").read_text()
+    assert "/data/eurlex57k" not in (copied / "README.md").read_text() + (copied / "training_record.json").read_text()
 
 
-def test_a_card_written_by_hand_stays(trained, tmp_path, capsys):
-    _, folder, _ = trained
-    copy = shutil.copytree(folder, tmp_path / "model")
-    (copy / "README.md").write_text("---\nlicense: mit\n---\nMy own words.\n")
-    assert write_model_card(copy) is None
-    assert main(["card", str(copy)]) == 1
+def test_a_card_written_by_hand_stays(copied, capsys):
+    (copied / "README.md").write_text("---\nlicense: mit\n---\nMy own words.\n")
+    assert write_model_card(copied) is None
+    assert main(["card", str(copied)]) == 1
     assert "--overwrite" in capsys.readouterr().err
-    assert "My own words." in (copy / "README.md").read_text()
-    assert main(["card", str(copy), "--overwrite"]) == 0
-    assert MARK in (copy / "README.md").read_text()
+    assert "My own words." in (copied / "README.md").read_text()
+    assert main(["card", str(copied), "--overwrite"]) == 0
+    assert MARK in (copied / "README.md").read_text()
 
 
 def test_a_card_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, caplog):
@@ -172,14 +172,13 @@ def test_a_card_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, capl
     assert (tmp_path / "ranker.safetensors").is_file() and "the disk is full" in caplog.text
 
 
-def test_without_matplotlib_there_are_no_pictures(trained, tmp_path, monkeypatch):
-    _, folder, _ = trained
-    copy = shutil.copytree(folder, tmp_path / "model", ignore=shutil.ignore_patterns("*.png"))
+def test_without_matplotlib_there_are_no_pictures(copied, tmp_path, monkeypatch):
+    for picture in copied.glob("*.png"):
+        picture.unlink()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert write_model_card(copy) is not None
-    assert not list(copy.glob("*.png")) and ".png" not in (copy / "README.md").read_text()
-    with pytest.raises(ImportError, match="matplotlib"):
-        plot_training({"ranker": 1.0}, [], tmp_path / "plot.png")
+    assert write_model_card(copied) is not None
+    assert not list(copied.glob("*.png")) and ".png" not in (copied / "README.md").read_text()
+    refused("matplotlib", plot_training, {"ranker": 1.0}, [], tmp_path / "plot.png", error=ImportError)
 
 
 def test_a_model_without_a_record(model_folder, tmp_path):

@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from conftest import THREE_LEVELS, make_documents
+from conftest import THREE_LEVELS, make_documents, refused
 from hub_worker import Worker, assert_same_tags
 from local_hub import TOKEN
 
@@ -137,8 +137,7 @@ def test_an_interrupted_upload_goes_on(hub, client, model_folder, tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     oid = hashlib.sha256((folder / "ranker.safetensors").read_bytes()).hexdigest()
     hub.fail(r"POST .*/commit/main", 400)
-    with pytest.raises(RuntimeError, match="me/interrupted"):
-        push(client, folder, "me/interrupted")
+    refused("me/interrupted", push, client, folder, "me/interrupted", error=RuntimeError)
     assert len(hub.repos["me/interrupted"].branches["main"]) == 1
     with hub.watched() as requests:
         push(client, folder, "me/interrupted")
@@ -189,6 +188,8 @@ def test_parts_of_an_earlier_model_do_not_stay(
     assert not [name for name in hub.files("me/replaced") if name.endswith(".py")]
     assert "auto_map" not in json.loads(hub.files("me/replaced")["config.json"])
     assert load(client, "me/replaced") == expected
+    push(client, vector_model_folder, "me/replaced")
+    assert not [name for name in hub.files("me/replaced") if name.startswith("tfidf")]
 
 
 def test_ensembles(hub, client, ensemble_folder, model_folder, tmp_path):
@@ -249,10 +250,8 @@ def test_private_repositories_and_tokens(hub, client, linear, model_folder, expe
 
 
 def test_missing_and_foreign_files(hub, client, linear, model_folder, tmp_path):
-    with pytest.raises(RuntimeError, match="me/nowhere"):
-        load(client, "me/nowhere")
-    with pytest.raises(RuntimeError, match="no-branch"):
-        load(client, linear, revision="no-branch")
+    refused("me/nowhere", load, client, "me/nowhere", error=RuntimeError)
+    refused("no-branch", load, client, linear, revision="no-branch", error=RuntimeError)
     for name in ("config.json", "label_tree.safetensors", "ranker.safetensors"):
         commit = hub.add("me/incomplete", model_folder).branches["main"][-1]
         del commit.files[name]
@@ -261,8 +260,7 @@ def test_missing_and_foreign_files(hub, client, linear, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     LabelTree.flat(60).save_pretrained(folder)
     hub.add("me/mixed", folder)
-    with pytest.raises(RuntimeError, match="ValueError"):
-        load(client, "me/mixed")
+    refused("ValueError", load, client, "me/mixed", error=RuntimeError)
 
 
 def test_pickles_and_private_files_stay_here(hub, client, model_folder, tmp_path):
@@ -384,8 +382,7 @@ def test_without_network(hub, client, linear, home, model_folder, expected, tmp_
         assert load(offline, linear) == load(offline, model_folder) == expected
         tagged = "import hf_xmc; result = hf_xmc.pipeline('me/linear')(texts[0], top_k=3)"
         assert [entry["label"] for entry in offline.run(tagged, texts=TEXTS)] == [label for label, _ in expected[0]]
-        with pytest.raises(RuntimeError, match="couldn't connect"):
-            load(offline, "me/never")
+        refused("couldn't connect", load, offline, "me/never", error=RuntimeError)
         code, _, error = command(offline, "push", model_folder, linear)
         assert code == 1 and linear in error
     finally:

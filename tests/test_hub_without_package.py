@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import refused
 from hub_worker import Worker, assert_same_tags
 from transformers import AutoModel
 
@@ -46,8 +47,7 @@ def exported(model, tmp_path_factory):
 
 
 def test_the_package_cannot_be_imported_there(stranger):
-    with pytest.raises(RuntimeError, match="No module named 'hf_xmc'"):
-        stranger.run("import hf_xmc")
+    refused("No module named 'hf_xmc'", stranger.run, "import hf_xmc", error=RuntimeError)
 
 
 @pytest.mark.slow  # compiles the kernels of each model's code
@@ -78,8 +78,7 @@ result = model.predict(texts[:1], top_k=3)
 def test_without_trust_nothing_is_run(hub, stranger, model, exported):
     hub.add("me/untrusted", exported)
     code = "from transformers import pipeline; pipeline(model=name, trust_remote_code=False)"
-    with pytest.raises(RuntimeError, match="trust_remote_code=True"):
-        stranger.run(code, name="me/untrusted")
+    refused("trust_remote_code=True", stranger.run, code, name="me/untrusted", error=RuntimeError)
 
 
 def test_the_copy_and_its_original(model, exported):
@@ -89,10 +88,8 @@ def test_the_copy_and_its_original(model, exported):
     name = "XMCEnsemble" if kind == "ensemble" else "XMCForTextClassification"
     assert config["auto_map"]["AutoModel"] == f"pipeline_xmc.{name}"
     assert not list(exported.glob("member-*/*.py"))  # only one copy of the code
-    with pytest.raises(FileExistsError, match="exported"):
-        export_model(folder, exported)
-    with pytest.raises(FileNotFoundError, match="config.json"):
-        export_model(exported.parent, exported.parent / "other")
+    refused("exported", export_model, folder, exported, error=FileExistsError)
+    refused("config.json", export_model, exported.parent, exported.parent / "other", error=FileNotFoundError)
 
 
 def test_saving_with_and_without_code(model, exported, tmp_path):

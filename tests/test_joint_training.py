@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import THREE_LEVELS, make_documents
-from encoder_runs import (
-    KEEP_BEST,
-    KillAt,
-    Killed,
-    assert_predicts_as_saved,
-    assert_same_model,
-    levels_of_steps,
-    rank_best,
-    tensors_of,
-)
+from conftest import make_documents
+from encoder_runs import KEEP_BEST, assert_predicts_as_saved, levels_of_steps, rank_best, tensors_of
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -35,15 +26,6 @@ class Note(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         self.states[state.global_step] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("method", JOINT_METHODS)
-def test_fine_tuning_improves_the_heads(train, method, tmp_path):
-    options = {"method": method, "level_dropout": 0.1, "save_strategy": "no", "data": make_documents(400, seed=12)}
-    frozen, tuned = (train(folder=tmp_path / str(steps), level_steps=[steps], **options) for steps in (0, 45))
-    assert (frozen.state.global_step, tuned.state.global_step) == (0, 45)
-    evaluation = make_documents(200, seed=1)
-    assert tuned.evaluate(evaluation)["eval_R@5"] > frozen.evaluate(evaluation)["eval_R@5"] + 0.05
 
 
 @pytest.mark.parametrize(
@@ -155,29 +137,7 @@ def test_averages_of_each_level(train, tmp_path):
     assert torch.equal(tensors_of(tmp_path)["heads.2.bias"], note.states[8]["heads.2.bias"])
 
 
-# ---- Resuming, stopping ----
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {
-            "method": "lightxml",
-            "level_negatives": ["both"],
-            "level_swa_start": 0.2,
-            "level_settings": {"swa_steps": 1},
-        },
-        {"method": "aplc-xlnet", "level_bootstrap": False, "encoder_lora_rank": 2},
-    ],
-    ids=str,
-)
-def test_resuming_with_other_options(train, tmp_path, options):
-    options = {"level_steps": [8], "save_steps": 2, **options}
-    train(folder=tmp_path / "whole", **options)
-    with pytest.raises(Killed):
-        train(folder=tmp_path / "parts", callbacks=[KillAt("on_step_end", 7)], **options)
-    train(folder=tmp_path / "parts", resume=True, **options)
-    assert_same_model(tmp_path / "parts", tmp_path / "whole")
+# ---- Stopping ----
 
 
 def test_early_stopping_ends_the_training(train):
@@ -187,20 +147,3 @@ def test_early_stopping_ends_the_training(train):
     options |= {"metric_for_best_model": "nDCG@5", "eval_dataset": EVALUATION, "callbacks": [EarlyStoppingCallback(1)]}
     trainer = train(method="lightxml", level_steps=[20], **options)
     assert trainer.state.global_step == 4 and trainer.model.config.trained_levels == 2
-
-
-# ---- Errors ----
-
-
-@pytest.mark.parametrize(
-    "options, name",
-    [
-        ({**THREE_LEVELS, "level_indices": [2, 3]}, "tree_clustering"),
-        ({"level_indices": [1]}, "predict_with"),
-        ({"level_negatives": ["dynamic"]}, "negatives"),
-    ],
-    ids=str,
-)
-def test_errors_before_training(train, options, name):
-    with pytest.raises(ValueError, match=name):
-        train(method="aplc-xlnet", **options)

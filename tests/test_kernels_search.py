@@ -8,7 +8,6 @@ import signal
 import numpy as np
 import pytest
 from guard_pages import beside_guard
-from scipy.sparse import csr_matrix
 
 from hf_xmc import kernels_search as kernels
 from hf_xmc.simd import (
@@ -147,16 +146,6 @@ def test_lane_dot_with_packed_records(lanes, guarded, quantized, begin, end):
     np.testing.assert_allclose(out, values[begin:end] @ weights[rows[begin:end]], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-def test_norms_and_scales(index_dtype):
-    rows = np.array([[1.0, 2, 0], [0, 0, 0], [0, -3, 4]], dtype=np.float32)
-    matrix = csr_matrix(rows)
-    indptr = matrix.indptr.astype(index_dtype)
-    assert kernels.squared_norms(indptr, matrix.data).tolist() == [5, 0, 25]
-    scaled = kernels.scaled_rows(indptr, matrix.data, np.array([2, 1, 0.5], dtype=np.float32))
-    assert scaled.tolist() == [2, 4, -1.5, 2] and matrix.data.tolist() == [1, 2, -3, 4]
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 100, 5000])
 def test_hashed_rows_are_all_found_again(count):
     features = np.random.default_rng(count).permutation(max(10 * count, 1))[:count].astype(np.int32)
@@ -190,21 +179,6 @@ def test_quantisation_error():
         assert np.abs(codes).max() == (127 if row.any() else 0)
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_packed_records(quantized):
-    rng = np.random.default_rng(2)
-    features, rows = np.array([7, 3, 500], dtype=np.int32), rng.normal(size=(3, LANES)).astype(np.float32)
-    order = np.array([2, 0, 1])
-    records = np.empty((3, HEADER + LANES * (1 if quantized else 4)), dtype=np.int8)
-    kernels.pack_rows(features, rows, order, records, records.view(np.int32), records.view(np.float32), quantized)
-    assert records.view(np.int32)[:, 0].tolist() == [500, 7, 3]
-    scales = records.view(np.float32)[:, 1:2]
-    if quantized:
-        assert (np.abs(scales * records[:, HEADER:] - rows[order]) <= scales / 2 * 1.001).all()
-    else:
-        assert (scales == 1).all() and np.array_equal(records.view(np.float32)[:, 2:], rows[order])
-
-
 @pytest.mark.parametrize("limit", [1, 2, 7, 40])
 def test_select_finds_the_best_whatever_the_order_of_arrival(limit):
     rng = np.random.default_rng(2)
@@ -217,11 +191,3 @@ def test_select_finds_the_best_whatever_the_order_of_arrival(limit):
         found = list(zip((-best_scores).tolist(), best_nodes.tolist()))
         assert sorted(found) == expected
         assert found[-1] == expected[-1]
-
-
-def test_log_probabilities():
-    for logit in (-200.0, -31.0, -3.0, 0.0, 0.5, 1.0, 2.0, 200.0):
-        hinge = kernels._log_probability(np.float32(logit), kernels.SQUARED_HINGE)
-        assert hinge == pytest.approx(-(max(0.0, 1 - logit) ** 2))
-        logistic = kernels._log_probability(np.float32(logit), kernels.LOGISTIC)
-        assert logistic == pytest.approx(-np.logaddexp(0, -logit), rel=1e-5)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import refused
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 import hf_xmc.label_columns
@@ -63,33 +64,25 @@ def test_shuffled_and_selected_datasets():
     assert np.array_equal(labels.encode(dataset).toarray(), slow_matrix(dataset["labels"], labels.names))
 
 
-@pytest.mark.parametrize("item", ["int32", "int64", "uint8"])
-def test_integers_sort_by_number(item):
-    labels = Labels.from_dataset(make([[10, 9], [100], [9]], item))
-    assert labels.names == ["9", "10", "100"] and labels.counts.tolist() == [2, 1, 1]
-    encoded = labels.encode(make([[100, 7], [7, 8]], item), keep_unseen=True)
-    assert encoded.toarray().tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-
-
-def test_class_labels_are_named():
+def test_types_of_labels():
+    for item in ("int32", "int64", "uint8"):  # sorted by number
+        labels = Labels.from_dataset(make([[10, 9], [100], [9]], item))
+        assert labels.names == ["9", "10", "100"] and labels.counts.tolist() == [2, 1, 1]
+        encoded = labels.encode(make([[100, 7], [7, 8]], item), keep_unseen=True)
+        assert encoded.toarray().tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
     features = Features({"labels": List(ClassLabel(names=["cat", "ant"]))})
-    dataset = Dataset.from_dict({"labels": [[0, 1], [1]]}, features=features)
-    labels = Labels.from_dataset(dataset)
+    labels = Labels.from_dataset(Dataset.from_dict({"labels": [[0, 1], [1]]}, features=features))
     assert labels.names == ["ant", "cat"] and labels.counts.tolist() == [2, 1]
-
-
-@pytest.mark.parametrize("item", ["large_string", "string"])
-def test_missing_lists_are_documents_without_labels(item):
-    labels = Labels.from_dataset(make([["a"], None, []], item))
-    assert labels.num_documents == 3 and labels.encode(make([None, ["a"]], item)).toarray().tolist() == [[0], [1]]
+    for item in ("large_string", "string"):  # a missing list is a document without labels
+        labels = Labels.from_dataset(make([["a"], None, []], item))
+        assert labels.num_documents == 3 and labels.encode(make([None, ["a"]], item)).toarray().tolist() == [[0], [1]]
 
 
 def test_given_names_keep_their_order():
     labels = Labels.from_dataset(make(ROWS), names=["c", "z", "b", "a"], texts={"a": "first", "z": "last"})
     assert labels.names == ["c", "z", "b", "a"] and labels.counts.tolist() == [2, 0, 3, 2]
     assert labels.texts == ["", "last", "", "first"]
-    with pytest.raises(ValueError, match="names.*'b'.*row 0"):
-        Labels.from_dataset(make(ROWS), names=["a", "c"])
+    refused("names.*'b'.*row 0", Labels.from_dataset, make(ROWS), names=["a", "c"])
 
 
 def test_ids():
@@ -124,11 +117,9 @@ def test_file_keeps_strange_names(tmp_path):
     ["{}", "[1]", '{"names": ["a", "a"], "counts": [1, 1], "num_documents": 2}', '{"names": ["a"], "counts"'],
 )
 def test_missing_and_damaged_files(tmp_path, content):
-    with pytest.raises(FileNotFoundError, match=r"labels\.json"):
-        Labels.from_pretrained(tmp_path)
+    refused(r"labels\.json", Labels.from_pretrained, tmp_path, error=FileNotFoundError)
     (tmp_path / "labels.json").write_text(content)
-    with pytest.raises(ValueError, match=r"labels\.json"):
-        Labels.from_pretrained(tmp_path)
+    refused(r"labels\.json", Labels.from_pretrained, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -145,28 +136,21 @@ def test_missing_and_damaged_files(tmp_path, content):
     ],
 )
 def test_checks(names, counts, documents, texts, message):
-    with pytest.raises(ValueError, match=message):
-        Labels(names, counts, documents, texts)
+    refused(message, Labels, names, counts, documents, texts)
 
 
 @pytest.mark.parametrize(("rows", "row"), [([["a"], ["b", None]], 1), ([["a"], [], ["b", ""]], 2)])
 def test_empty_labels_name_their_row(rows, row):
-    with pytest.raises(ValueError, match=f"Row {row}.*labels"):
-        Labels.from_dataset(make(rows))
+    refused(f"Row {row}.*labels", Labels.from_dataset, make(rows))
 
 
 def test_wrong_columns_and_types():
-    with pytest.raises(ValueError, match="labels.*tags"):
-        Labels.from_dataset(Dataset.from_dict({"tags": [["a"]]}))
-    with pytest.raises(TypeError, match="labels.*double"):
-        Labels.from_dataset(make([[1.5]], "float64"))
-    with pytest.raises(TypeError, match="labels"):
-        Labels.from_dataset(Dataset.from_dict({"labels": ["a b"]}))
-    with pytest.raises(TypeError, match="DatasetDict"):
-        Labels.from_dataset(DatasetDict({"train": make(ROWS)}))
+    refused("labels.*tags", Labels.from_dataset, Dataset.from_dict({"tags": [["a"]]}))
+    refused("labels.*double", Labels.from_dataset, make([[1.5]], "float64"), error=TypeError)
+    refused("labels", Labels.from_dataset, Dataset.from_dict({"labels": ["a b"]}), error=TypeError)
+    refused("DatasetDict", Labels.from_dataset, DatasetDict({"train": make(ROWS)}), error=TypeError)
     for rows in ([], [[], []], [None, []]):
-        with pytest.raises(ValueError, match="column `labels`"):
-            Labels.from_dataset(make(rows))
+        refused("column `labels`", Labels.from_dataset, make(rows))
 
 
 def test_empty_dataset_encodes_to_no_rows():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
-from conftest import encoder_arguments
+from conftest import encoder_arguments, refused
 from encoder_runs import KEEP_BEST, TEXTS, assert_predicts_as_saved, rank_best, tensors_of
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainerCallback
@@ -112,8 +112,7 @@ def test_the_best_adapters(train, tmp_path, monkeypatch):
 
 def test_without_peft(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ImportError, match="peft"):
-        encoder_arguments(tmp_path, encoder_lora_rank=2)
+    refused("peft", encoder_arguments, tmp_path, encoder_lora_rank=2, error=ImportError)
     encoder_arguments(tmp_path)
 
 
@@ -151,8 +150,7 @@ def test_the_kind_of_attention(train, tmp_path):
     for resume in (None, str(tmp_path / "first" / "checkpoint-2")):
         trainer = train(folder=tmp_path / ("second" if resume else "first"), resume=resume, **options)
         assert trainer.model.encoder.config._attn_implementation == "eager"
-    with pytest.raises(OSError, match="quadratic"):
-        train(encoder_attn_implementation="quadratic")
+    refused("quadratic", train, encoder_attn_implementation="quadratic", error=OSError)
 
 
 # ---- FSDP: see test_processes.py for trainings ----
@@ -166,20 +164,18 @@ def plugin():
 
 
 def test_fsdp_settings_that_are_refused():
-    refused = {"fsdp_version": {"fsdp_version": 1}, "cpu_ram_efficient_loading": {"cpu_ram_efficient_loading": True}}
-    refused |= {"fsdp_offload_params": {"cpu_offload": True}}
-    refused |= {"gradient_checkpointing": {"activation_checkpointing": True}}
-    for name, setting in refused.items():
+    settings = {"fsdp_version": {"fsdp_version": 1}, "cpu_ram_efficient_loading": {"cpu_ram_efficient_loading": True}}
+    settings |= {"fsdp_offload_params": {"cpu_offload": True}}
+    settings |= {"gradient_checkpointing": {"activation_checkpointing": True}}
+    for name, setting in settings.items():
         options = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, **setting}
-        with pytest.raises(ValueError, match=name):
-            set_up_plugin(FullyShardedDataParallelPlugin(**options))
+        refused(name, set_up_plugin, FullyShardedDataParallelPlugin(**options))
 
 
 def test_shared_embeddings_are_refused():
     options = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
     t5 = AutoModel.from_config(AutoConfig.for_model("t5", **options))
-    with pytest.raises(ValueError, match="T5Model"):
-        check_encoder(t5)
+    refused("T5Model", check_encoder, t5)
     check_encoder(t5.encoder)
 
 
@@ -193,8 +189,7 @@ def test_adapters_with_fsdp_and_deepspeed_are_refused(tiny_encoder, few, tmp_pat
         monkeypatch.setattr(self.accelerator.state, "fsdp_plugin", plugin, raising=False)
 
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", pretend)
-    with pytest.raises(ValueError, match=f"(?i){setting}"):
-        XMCTrainer(tiny_encoder, encoder_arguments(tmp_path, encoder_lora_rank=2), few)
+    refused(f"(?i){setting}", XMCTrainer, tiny_encoder, encoder_arguments(tmp_path, encoder_lora_rank=2), few)
 
 
 def test_what_fsdp_shards(model, plugin):

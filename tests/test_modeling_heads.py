@@ -4,7 +4,8 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from small_problems import OFFSETS, ORACLE_LOSSES, TREE
+from conftest import refused
+from small_problems import OFFSETS, ORACLE_LOSSES, TREE, make_bounded
 
 from hf_xmc import LabelTree, XMCConfig
 from hf_xmc.modeling_heads import (
@@ -70,19 +71,15 @@ def oracle_logits(vectors, heads):
 LOGITS = [-40.0, -1.5, -1.0, -0.2, 0.0, 0.7, 1.0, 1.3, 40.0]
 
 
-@pytest.mark.parametrize("target", [0, 1])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_losses(loss, target):
-    losses = node_losses(torch.tensor(LOGITS), torch.full((len(LOGITS),), float(target)), loss)
-    expected = [oracles.loss_value(ORACLE_LOSSES[loss], target, logit) for logit in LOGITS]
-    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_probabilities(loss):
-    probabilities = node_probabilities(torch.tensor(LOGITS), loss)
+def test_losses_and_probabilities(loss):
+    logits = torch.tensor(LOGITS)
+    for target in (0, 1):
+        losses = node_losses(logits, torch.full((len(LOGITS),), float(target)), loss)
+        expected = [oracles.loss_value(ORACLE_LOSSES[loss], target, logit) for logit in LOGITS]
+        np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-6, atol=1e-9)
     expected = [oracles.head_probability(loss, logit) for logit in LOGITS]
-    np.testing.assert_allclose(probabilities.numpy(), expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(node_probabilities(logits, loss).numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 # ---- One head ----
@@ -156,16 +153,7 @@ def test_few_of_very_many_short_rows_get_a_gradient(monkeypatch):
 
 
 def bounded_heads(levels):
-    """Heads whose logits stay between -1 and 1 for unit vectors: no probability is cut, and none ties."""
-    generator = torch.Generator().manual_seed(0)
-    heads = []
-    for level in levels:
-        head = LevelHead(TREE.level_sizes[level - 1], DIMENSIONS)
-        with torch.no_grad():
-            head.weight.copy_(torch.nn.functional.normalize(torch.randn(head.weight.shape, generator=generator)) * 0.7)
-            head.bias.copy_(torch.rand(head.bias.shape, generator=generator) * 0.5 - 0.25)
-        heads.append(head)
-    return heads
+    return make_bounded([LevelHead(TREE.level_sizes[level - 1], DIMENSIONS) for level in levels], seed=0)
 
 
 def unit_vectors():
@@ -369,8 +357,7 @@ def test_kinds(options, kinds):
     heads = make_heads(**options)
     assert [type(head) for head in heads] == kinds
     assert [head.num_nodes for head in heads] == TREE.level_sizes[1:]
-    with pytest.raises(ValueError, match="Level 1"):
-        heads.of(1)
+    refused("Level 1", heads.of, 1)
 
 
 def test_tails():
@@ -380,8 +367,7 @@ def test_tails():
     assert tail_sizes(TAIL_TREE) == TAILS
     assert tail_sizes(LabelTree([np.array([0, 2]), np.array([0, 1, 2])], np.arange(2))) == []
     for tree in (TREE, LabelTree.flat(5), LabelTree([np.array([0, 3]), np.array([0, 1, 5, 6])], np.arange(6))):
-        with pytest.raises(ValueError, match="tree_clustering"):
-            tail_sizes(tree)
+        refused("tree_clustering", tail_sizes, tree)
 
 
 def test_bytes_beside_heads_of_full_width():

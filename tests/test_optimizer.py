@@ -1,7 +1,5 @@
 """Tests of hf_xmc.training.optimizer (AdamW for single rows of a parameter) and hf_xmc.training.optimizer."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 
@@ -86,25 +84,6 @@ def test_groups_have_their_own_options_and_no_gradient_means_no_step():
     # The first step of Adam is as long as the learning rate, whatever the gradient's size.
     torch.testing.assert_close((fast - start)[:2], -0.1 * gradient[:2].sign(), rtol=1e-4, atol=1e-5)
     assert torch.equal(slow, start) and torch.equal(idle, start) and not optimizer.state[idle]
-
-
-def test_a_saved_state_continues_bit_for_bit():
-    touched = [[0, 2], [2, 4], [1, 2], [0, 3], [2, 1], [4]]
-    parameters = [make_parameter(), make_parameter()]
-    ours, plain = parameters
-    optimizer = RowAdamW([{"params": [ours]}, {"params": [plain]}], **OPTIONS)
-    copy = optimizer
-    for step, (rows, gradient) in enumerate(zip(touched, gradients(len(touched)), strict=True)):
-        if step == 3:
-            other, other_plain = (torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters)
-            copy = RowAdamW([{"params": [other]}, {"params": [other_plain]}], **OPTIONS)
-            copy.load_state_dict(deepcopy(optimizer.state_dict()))
-        ours.grad, plain.grad = as_sparse(gradient, rows), gradient.clone()
-        optimizer.step()
-        if step >= 3:
-            other.grad, other_plain.grad = as_sparse(gradient, rows), gradient.clone()
-            copy.step()
-    assert torch.equal(ours, other) and torch.equal(plain, other_plain)
 
 
 def test_steps_are_counted_exactly_in_low_precision():

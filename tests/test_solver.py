@@ -18,7 +18,7 @@ from small_problems import (
 )
 
 from hf_xmc.features import Features
-from hf_xmc.kernels_solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows, gather_documents
+from hf_xmc.kernels_solver import LOGISTIC, SQUARED_HINGE, block_diagonal, collect_rows
 from hf_xmc.label_tree import LabelTree
 from hf_xmc.parallel.stage_cache import Runtime
 from hf_xmc.training import ranker as ranker_training
@@ -179,18 +179,6 @@ def test_collect_rows_prunes_and_clears_the_buffers():
     features, kept = collect_rows(rows.indptr, rows.indices, rows.data, documents, weights, np.float32(0.8), energy)
     assert dict(zip(features.tolist(), kept.tolist(), strict=True)) == {f: row.tolist() for f, row in expected.items()}
     assert not weights.any() and not energy.any()
-
-
-def test_gathered_documents_are_the_same_documents():
-    rows = csr_matrix(np.array([[0, 1, 0, 2], [0, 0, 0, 0], [3, 0, 0, 4], [0, 0, 5, 0], [0, 6, 0, 7]], np.float32))
-    documents = np.array([0, 1, 2, 4])
-    numbers = np.zeros(4, dtype=np.int32)
-    begin, numbered, values, features = gather_documents(rows.indptr, rows.indices, rows.data, documents, numbers)
-    assert features.tolist() == [1, 3, 0]  # in the order of their first appearance
-    assert not numbers.any()
-    copy = np.zeros((4, 4), dtype=np.float32)
-    copy[:, features] = csr_matrix((values, numbered, begin), shape=(4, 3)).toarray()
-    assert np.array_equal(copy, rows.toarray()[documents])
 
 
 @pytest.mark.parametrize("limit", [0, 60])

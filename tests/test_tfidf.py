@@ -9,6 +9,7 @@ from collections import Counter, deque
 
 import numpy as np
 import pytest
+from conftest import refused, refused_each
 from datasets import Dataset
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
@@ -90,9 +91,7 @@ def test_every_code_point_is_classed_as_python_does(analyzer, pattern):
 
 @pytest.mark.parametrize("words", [1, 2, 5, 1000])
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"ngram_range": (1, 3)}, {"analyzer": "char_wb", "ngram_range": (1, 3)}],
-    ids=str,
+    "settings", [{}, {"ngram_range": (1, 3)}, {"analyzer": "char_wb", "ngram_range": (1, 3)}], ids=str
 )
 def test_first_words_have_columns_of_their_own(settings, words):
     settings = {"analyzer": "word", "min_df": 1, "ngram_range": (1, 2), **settings}
@@ -216,12 +215,7 @@ def test_texts_are_any_iterable_and_are_streamed(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"analyzer": "char_wb", "ngram_range": (2, 4)},
-        {"lead_words": 3, "power": 1.25},
-        {"lead_words": -1},
-    ],
+    [{}, {"analyzer": "char_wb", "ngram_range": (2, 4)}, {"lead_words": 3, "power": 1.25}, {"lead_words": -1}],
     ids=str,
 )
 def test_saved_and_reloaded_it_gives_identical_matrices(settings, tmp_path):
@@ -242,11 +236,9 @@ def test_damaged_files_are_refused(tmp_path):
     content = vocabulary.read_bytes()
     for damaged in (content[:-5], content.replace(b"dog", b"fog")):
         vocabulary.write_bytes(damaged)
-        with pytest.raises(ValueError, match="tfidf_vocab.txt"):
-            TfidfFeaturizer.from_pretrained(tmp_path)
+        refused("tfidf_vocab.txt", TfidfFeaturizer.from_pretrained, tmp_path)
     vocabulary.unlink()
-    with pytest.raises(FileNotFoundError, match="tfidf_vocab.txt"):
-        TfidfFeaturizer.from_pretrained(tmp_path)
+    refused("tfidf_vocab.txt", TfidfFeaturizer.from_pretrained, tmp_path, error=FileNotFoundError)
 
 
 def test_no_documents_gives_an_empty_matrix():
@@ -280,8 +272,7 @@ def test_files_of_version_0_1(changes, tmp_path):
 
 def test_features_by_date_of_version_0_1_are_refused(tmp_path):
     save_as_version_0_1(TfidfFeaturizer(min_df=1).fit(TEXTS), tmp_path, time_pattern=r"(?P<year>\d{4})")
-    with pytest.raises(ValueError, match=r"time_pattern.*0\.1\.0"):
-        TfidfFeaturizer.from_pretrained(tmp_path)
+    refused(r"time_pattern.*0\.1\.0", TfidfFeaturizer.from_pretrained, tmp_path)
 
 
 def test_zero_keeps_all_terms():
@@ -298,39 +289,17 @@ def test_errors_name_the_input():
         with pytest.raises(ValueError, match="analyzer"):
             TfidfFeaturizer(min_df=1).fit(texts)
     for use in (lambda: TfidfFeaturizer().transform(["text"]), lambda: TfidfFeaturizer().save_pretrained("nowhere")):
-        with pytest.raises(ValueError, match="not fitted"):
-            use()
+        refused("not fitted", use)
     featurizer = TfidfFeaturizer(min_df=1).fit(TEXTS)
-    with pytest.raises(TypeError, match=r"texts\[1\].*NoneType"):
-        featurizer.transform(["text", None])
-    with pytest.raises(TypeError, match=r"texts\[300\].*float"):
-        featurizer.fit(["text"] * 300 + [float("nan")])
-    with pytest.raises(TypeError, match="texts"):
-        featurizer.transform("text")
-    with pytest.raises(TypeError, match="texts"):
-        featurizer.fit_transform(text for text in TEXTS)
-    with pytest.raises(ValueError, match="num_threads"):
-        featurizer.transform(TEXTS, num_threads=0)
+    refused(r"texts\[1\].*NoneType", featurizer.transform, ["text", None], error=TypeError)
+    refused(r"texts\[300\].*float", featurizer.fit, ["text"] * 300 + [float("nan")], error=TypeError)
+    refused("texts", featurizer.transform, "text", error=TypeError)
+    refused("texts", featurizer.fit_transform, (text for text in TEXTS), error=TypeError)
+    refused("num_threads", featurizer.transform, TEXTS, num_threads=0)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"analyzer": "char"},
-        {"ngram_range": (0, 1)},
-        {"ngram_range": (2, 1)},
-        {"ngram_range": (1,)},
-        {"min_df": 0},
-        {"min_df": 0.5},
-        {"max_features": -1},
-        {"lead_words": -2},
-        {"lead_words": 2.5},
-        {"power": 0},
-        {"power": float("nan")},
-        {"power": float("inf")},
-    ],
-    ids=str,
-)
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        TfidfFeaturizer(**settings)
+def test_settings_are_checked():
+    refused_each(TfidfFeaturizer, analyzer="char", ngram_range=(0, 1), min_df=0, max_features=-1, lead_words=-2)
+    refused_each(TfidfFeaturizer, ngram_range=(2, 1), min_df=0.5, lead_words=2.5, power=0)
+    refused_each(TfidfFeaturizer, ngram_range=(1,), power=float("nan"))
+    refused_each(TfidfFeaturizer, power=float("inf"))

@@ -1,7 +1,5 @@
 """One model in several threads and in forked processes gives the results of a single one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
