@@ -176,13 +176,13 @@ class Labels:
             if value is not None and (isinstance(value, bytes) or not isinstance(value, Iterable)):
                 raise TypeError(f"`{key}` must be a list of labels, not {value!r:.80}.")
         chosen = {key: None if value is None else tuple(value) for key, value in given.items()}
-        for key, names in chosen.items():
-            for place, name in enumerate(names or ()):
-                if not isinstance(name, str):
-                    raise TypeError(f"`{key}[{place}]` is {name!r:.80}, but labels are strings.")
-        # The same restriction usually serves many batches.
+        # The same restriction usually serves many batches, and may have all labels of the model.
         identity = (*chosen.values(), id(self.names), len(self))
         if self._restriction[0] != identity:
+            for key, names in chosen.items():
+                for place, name in enumerate(names or ()):
+                    if not isinstance(name, str):
+                        raise TypeError(f"`{key}[{place}]` is {name!r:.80}, but labels are strings.")
             self._restriction = identity, self._restrict(**chosen)
         return self._restriction[1]
 

@@ -75,6 +75,26 @@ def test_train_with_column_mapping_and_label_texts(data, tmp_path):
     assert labels.texts[7] == "seven"
 
 
+SKOS = "@prefix s: <http://www.w3.org/2004/02/skos/core#> . <http://a> a s:Concept ; s:prefLabel {} ."
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("v.csv", "label,text\nunknown,seven\nother,eight\n", "'unknown'"),
+        ("v.csv", "label,text,parents\nlabel 07,seven,\nlabel 08,eight,label 99\n", "'label 99'"),
+        ("v.csv", "label,text,parents\nlabel 07,seven,label 08\nlabel 08,eight,label 07\n", "cycle"),
+        ("v.ttl", SKOS.format('"vesi"@fi, "vatten"@sv'), "not in English"),
+    ],
+)
+def test_vocabularies_that_cannot_be_used(data, tmp_path, capsys, name, content, message):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    flags = train_flags(data, tmp_path / "model", "--label-texts", str(tmp_path / name), "--method", "xr-linear")
+    assert main(flags) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("model/*.safetensors"))
+
+
 def test_train_on_several_splits(data, tmp_path):
     make_documents(100, seed=2).to_parquet(data / "dev.parquet")
     splits = ["--train_split", "train+validation", "--validation_split", "", "--eval_split", "test"]
@@ -172,6 +192,7 @@ def test_labels(model_folder, tmp_path, capsys):
         ([], "--add"),
         (["--examples", "examples.csv", "--remove", "old.txt"], "--add"),
         (["--add", "renamed.csv"], "renamed.csv"),
+        (["--add", "known.csv"], "'label 04'"),
         (["--add", "none.csv"], "none.csv"),
         (["--rename", "new.csv"], "`new`"),
         (["--rename", "old.txt"], "old.txt"),
@@ -185,6 +206,7 @@ def test_mistakes_in_edits_of_labels(model_folder, tmp_path, capsys, monkeypatch
     monkeypatch.chdir(tmp_path)
     write_edits(tmp_path)
     (tmp_path / "twice.csv").write_text("label\nlabel 01\nlabel 01\n")
+    (tmp_path / "known.csv").write_text("label,text\nlabel 04,topic04\n")
     (tmp_path / "others.csv").write_text("text,labels\ntopic09,label 09\ntopic08,label 08\n")
     assert main(["labels", str(model_folder), *flags, "--output-dir", "edited"]) == 1
     assert message in capsys.readouterr().err and not Path("edited").exists()

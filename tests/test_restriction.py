@@ -162,5 +162,11 @@ def test_command(model_folder, tmp_path, capsys):
     main(["predict", str(model_folder), str(documents), "-o", str(tmp_path / "tags.jsonl"), "--top-k", "9", *choice])
     lines = [json.loads(line) for line in (tmp_path / "tags.jsonl").read_text().splitlines()]
     assert all({label["label"] for label in line["labels"]} == set(CHOSEN) - {CHOSEN[2]} for line in lines)
-    assert main(["predict", str(model_folder), str(documents), "-o", "-", "--labels", "@missing.txt"]) != 0
-    assert "missing.txt" in capsys.readouterr().err
+    everything = tmp_path / "all.txt"
+    everything.write_text("\n".join(load(model_folder).labels.names))
+    for choice, message in (
+        (["--labels", "@missing.txt"], "missing.txt"),
+        (["--exclude", f"@{everything}"], "no label"),
+    ):
+        assert main(["predict", str(model_folder), str(documents), "-o", "-", *choice]) != 0
+        assert message in capsys.readouterr().err

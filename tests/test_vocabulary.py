@@ -108,6 +108,16 @@ def test_labels_without_documents():
     assert labels.names == ["c", "a"] and labels.parents == [[1], []]
 
 
+def test_texts_of_other_labels():
+    dataset = make([["a"], ["b"]])
+    with pytest.raises(ValueError, match="'a'.*'x'"):
+        Labels.from_dataset(dataset, texts={"x": "lake"})
+    labels = Labels.from_dataset(dataset, texts={"x": "lake", "b": " ", "y": "", "12": None}, unseen=True)
+    # Those that words describe are labels.
+    assert labels.names == ["a", "b", "x", "y"] and labels.readable_texts() == ["a", "b", "lake", "y"]
+    assert Labels.from_dataset(dataset, texts={}).texts == ["", ""]
+
+
 def test_same_names_stay_apart():
     labels = Labels.from_dataset(make([["a"], ["b"]]), texts={"a": "Mercury", "b": "Mercury"})
     assert labels.names == ["a", "b"] and labels.other_names == {"a": "Mercury", "b": "Mercury"}
