@@ -97,6 +97,10 @@ def test_parameters_of_construction_and_call(model_folder, texts, expected):
     assert not model.training
     assert tag(texts) == expected
     assert tag(texts, top_k=1) == [row[:1] for row in expected]
+    (ranked,) = model.predict(texts[:1], top_k=3, predict_with="ranker")
+    found = tag(texts[0], predict_with="ranker")
+    assert [entry["label"] for entry in found] == [label for label, _ in ranked]
+    assert [entry["score"] for entry in found] == pytest.approx([score for _, score in ranked], abs=1e-6)
 
 
 def test_threshold(tag, texts, expected):
