@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import Labels, XMCTrainingArguments
 from hf_xmc.inference.predict import evaluate_model
+from hf_xmc.training import contrastive
 from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
@@ -236,3 +237,25 @@ def test_options_that_do_not_fit():
     refused("predict_with", texts, method="xr-transformer", predict_with="heads")
     refused("predict_with", texts, method="lightxml")
     refused("method", texts, method="x-transformer")
+
+
+@pytest.mark.parametrize("most", [5, 100])
+def test_the_nodes_that_the_head_scores(monkeypatch, most):
+    """All of them or, if there are many, the true nodes of the batch."""
+    monkeypatch.setattr(contrastive, "SPARSE_ROWS", most)
+    counts = csr_matrix(np.random.default_rng(0).random((8, 12)) < 0.15, dtype=np.float32)
+    collate = contrastive.LabelTextCollator(0, [[1, 2], [3]], np.array([0, 1] * 4), 3, counts)
+    rows = [5, 2, 6]
+    inputs = collate([{"document": row, "token_ids": [[4, 5]]} for row in rows])
+    nodes = np.flatnonzero(counts[rows].sum(axis=0)) if most == 5 else np.arange(12)
+    assert inputs["level"] == 3 and ("nodes" in inputs) == (most == 5)
+    assert np.array_equal(inputs.get("nodes", nodes), nodes)
+    assert np.array_equal(inputs["true_nodes"], counts[rows].toarray()[:, nodes] > 0)
+
+
+def test_the_probabilities_of_a_trained_head(train):
+    trainer = train(data=make_documents(400, seed=12), **{**OPTIONS, "save_strategy": "no"}, level_steps=[30])
+    documents = make_documents(100, seed=2)
+    found = trainer.model.predict(documents["text"], predict_with="heads", top_k=60)
+    total = np.mean([sum(score for _, score in labels) for labels in found])
+    assert 0.5 < total / np.mean([len(labels) for labels in documents["labels"]]) < 2
