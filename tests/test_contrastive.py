@@ -14,8 +14,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_xmc import Labels, XMCTrainingArguments
 from hf_xmc.inference.predict import evaluate_model
-from hf_xmc.training import contrastive
-from hf_xmc.training.contrastive import batch_loss, decoupled_softmax, draw_positives
+from hf_xmc.training.contrastive import LabelTextCollator, batch_loss, decoupled_softmax, draw_positives
 
 pytestmark = pytest.mark.usefixtures("fast_garbage_collection")
 
@@ -239,18 +238,20 @@ def test_options_that_do_not_fit():
     refused("method", texts, method="x-transformer")
 
 
-@pytest.mark.parametrize("most", [5, 100])
-def test_the_nodes_that_the_head_scores(monkeypatch, most):
-    """All of them or, if there are many, the true nodes of the batch."""
-    monkeypatch.setattr(contrastive, "SPARSE_ROWS", most)
+@pytest.mark.parametrize("sampled", [None, np.array([0, 3, 4, 9])])
+def test_the_nodes_that_the_head_scores(sampled):
+    """True nodes, and those that are negatives: all, or a sample."""
     counts = csr_matrix(np.random.default_rng(0).random((8, 12)) < 0.15, dtype=np.float32)
-    collate = contrastive.LabelTextCollator(0, [[1, 2], [3]], np.array([0, 1] * 4), 3, counts)
+    collate = LabelTextCollator(0, [[1, 2], [3]], np.array([0, 1] * 4), 3, counts, sampled)
     rows = [5, 2, 6]
     inputs = collate([{"document": row, "token_ids": [[4, 5]]} for row in rows])
-    nodes = np.flatnonzero(counts[rows].sum(axis=0)) if most == 5 else np.arange(12)
-    assert inputs["level"] == 3 and ("nodes" in inputs) == (most == 5)
+    is_true, every = counts[rows].toarray() > 0, np.arange(12)
+    nodes = every if sampled is None else every[is_true.any(axis=0) | np.isin(every, sampled)]
+    assert inputs["level"] == 3 and ("nodes" in inputs) == (sampled is not None)
     assert np.array_equal(inputs.get("nodes", nodes), nodes)
-    assert np.array_equal(inputs["true_nodes"], counts[rows].toarray()[:, nodes] > 0)
+    assert np.array_equal(inputs["true_nodes"], is_true[:, nodes])
+    is_negative = ~is_true & np.isin(every, every if sampled is None else sampled)
+    assert np.array_equal(~inputs["left_out"], is_negative[:, nodes])
 
 
 def test_the_probabilities_of_a_trained_head(train):

@@ -206,7 +206,7 @@ def test_an_ensemble_and_a_model_in_the_same_folder_replace_each_other(folders, 
     assert main(["card", str(folder)]) == 0
     (folder / "notes.txt").write_text("of the user")
     assert main(["ensemble", *models, str(folder), "--output_dir", str(folder), "--overwrite"]) == 1
-    assert "--output_dir" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
     assert main(["ensemble", *models, "--output_dir", str(folder), "--overwrite"]) == 0
     ensemble = {"config.json", "ensemble.json", "member-1", "member-2", "notes.txt"}
     assert {path.name for path in folder.iterdir()} == ensemble

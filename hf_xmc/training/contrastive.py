@@ -15,7 +15,7 @@ from torch.nn import functional
 from ..evaluation import XMCMetrics
 from ..inference.predict import evaluate_model
 from ..label_vectors import LabelVectors
-from ..modeling_heads import SPARSE_ROWS, LevelHead
+from ..modeling_heads import LevelHead
 from ..modeling_xmc import XMCForTextClassification
 from ..output import XMCOutput
 from ..text_encoder import pad_batch
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 TEMPERATURE = 0.05
 # The positive of a document is drawn with a probability proportional to the frequency of the label to this power.
 FREQUENCY_POWER = -0.5
+# Negatives of a head with sparse gradients. They are drawn for each pass, so that all processes have the same.
+SAMPLED_NODES = 8192
 
 
 def make_levels(context: RunContext) -> Levels:
@@ -127,13 +129,19 @@ class LabelTexts(Levels):
         args = self.context.args
         seed = args.seed if args.data_seed is None else args.data_seed
         drawn = draw_positives(self.context.targets, self._weights, np.random.default_rng([seed, pass_number]))
-        counts = self.counts[self.level - 1] if self.level in self.levels else None
-        return LabelTextCollator(self.padding, self.tokens, drawn, self.level, counts)
+        head = self._trained_head
+        if head is None:
+            return LabelTextCollator(self.padding, self.tokens, drawn)
+        sampled = None
+        if head.sparse:
+            generator, size = np.random.default_rng([seed, pass_number, 1]), min(head.num_nodes, SAMPLED_NODES)
+            sampled = np.sort(generator.choice(head.num_nodes, size, replace=False))
+        return LabelTextCollator(self.padding, self.tokens, drawn, self.level, self.counts[self.level - 1], sampled)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any]) -> XMCOutput:
         """Computes the loss of a batch, whose labels are those of all processes."""
         rows, labels, drawn = (inputs.pop(name) for name in ("documents", "labels_read", "drawn"))
-        true = inputs.pop("true_nodes", None)
+        true, left_out = (inputs.pop(name, None) for name in ("true_nodes", "left_out"))
         output = model(**inputs)
         processes = self.context.runtime.cache.processes
         rows, labels, drawn = (processes.gather_rows(own).cpu().numpy() for own in (rows, labels, drawn))
@@ -143,7 +151,7 @@ class LabelTexts(Levels):
         # taken.
         output.loss = loss + (processes.count - 1) * (loss - loss.detach())
         if true is not None:
-            output.loss = output.loss + decoupled_softmax(output.logits.float(), true, true)
+            output.loss = output.loss + decoupled_softmax(output.logits.float(), true, left_out)
         return output
 
     def evaluate(
@@ -170,6 +178,7 @@ class LabelTextCollator:
         drawn (`np.ndarray`): The label drawn for each document, -1 for none.
         level (`int`): Level of the labels in the tree.
         counts (`csr_matrix`, *optional*): True nodes of the documents, `(documents, nodes)`, if labels have a head.
+        sampled (`np.ndarray`, *optional*): Nodes that are negatives of the head, ascending; all by default.
     """
 
     def __init__(
@@ -179,8 +188,10 @@ class LabelTextCollator:
         drawn: np.ndarray,
         level: int = 0,
         counts: csr_matrix | None = None,
+        sampled: np.ndarray | None = None,
     ) -> None:
-        self.padding, self.tokens, self.drawn, self.level, self.counts = padding, tokens, drawn, level, counts
+        self.padding, self.tokens, self.drawn = padding, tokens, drawn
+        self.level, self.counts, self.sampled = level, counts, sampled
 
     def __call__(self, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows = np.array([document["document"] for document in documents])
@@ -202,15 +213,22 @@ class LabelTextCollator:
         }
 
     def _head_inputs(self, rows: np.ndarray) -> dict[str, Any]:
-        """The nodes that the head scores, and which are true: all nodes or, if there are many, those of the batch."""
+        """The nodes that the head scores, which of them are true for a document, and which are not its negatives."""
         if self.counts is None:
             return {}
         true = self.counts[rows]
-        inputs: dict[str, Any] = {"level": self.level}
-        if true.shape[1] > SPARSE_ROWS:
-            nodes = np.unique(true.indices)
-            true, inputs["nodes"] = true[:, nodes], torch.from_numpy(nodes.astype(np.int64))
-        return {**inputs, "true_nodes": torch.from_numpy(true.toarray() > 0)}
+        if self.sampled is None:
+            is_true = torch.from_numpy(true.toarray() > 0)
+            return {"level": self.level, "true_nodes": is_true, "left_out": is_true}
+        nodes = np.union1d(self.sampled, true.indices)
+        is_true = torch.from_numpy(true[:, nodes].toarray() > 0)
+        others = torch.from_numpy(~np.isin(nodes, self.sampled))
+        return {
+            "level": self.level,
+            "nodes": torch.from_numpy(nodes.astype(np.int64)),
+            "true_nodes": is_true,
+            "left_out": is_true | others,
+        }
 
 
 def draw_positives(targets: csr_matrix, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:
