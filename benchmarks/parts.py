@@ -107,10 +107,11 @@ def train_model(args: argparse.Namespace, folder: str) -> tuple[XMCForTextClassi
     options: dict[str, Any] = {"save_strategy": "no", "similar_documents": True, "ranker_beam_size": args.beam_size}
     if args.encoder:
         options |= {"encoder_name": args.encoder, "encoder_max_length": args.max_length}
-        options |= {"time_budget": args.minutes} if args.minutes else {"num_train_epochs": 0}
+        options |= {"time_budget": args.minutes} if args.minutes else {"num_train_epochs": args.epochs}
         options |= {"embedding_cache": args.embedding_cache, "method": "xr-transformer"}
         options |= {"level_objective": args.objective, "learning_rate": args.learning_rate}
-        options |= {"per_device_train_batch_size": 64, "per_device_eval_batch_size": 64}
+        options |= {"per_device_train_batch_size": args.batch_size, "bf16": args.bf16}
+        options |= {"per_device_eval_batch_size": 64}
     trainer = XMCTrainer(
         args=XMCTrainingArguments(folder, **options),
         train_dataset=train,
@@ -177,6 +178,9 @@ def main() -> None:
     """Runs the benchmark."""
     parser = data_parser(__doc__, max_length=48)
     parser.add_argument("--minutes", type=float, default=0, help="minutes of fine-tuning")
+    parser.add_argument("--epochs", type=float, default=0, help="passes of fine-tuning, without minutes")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--objective", default="label_texts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--beam_size", type=int, help="by the number of labels by default")
