@@ -34,7 +34,7 @@ TAGGERS: dict[str, dict[str, Any]] = {
         "per_device_eval_batch_size": 64,
         "save_strategy": "no",
     },
-    # The options of recipes/sample/xr-transformer.yaml, but in float32: not every processor supports bfloat16.
+    # As recipes/sample/xr-transformer.yaml, but short, and in float32: not every processor supports bfloat16.
     "fine-tuned encoder": {
         "method": "xr-transformer",
         "encoder": True,

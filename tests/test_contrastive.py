@@ -260,3 +260,12 @@ def test_the_probabilities_of_a_trained_head(train):
     found = trainer.model.predict(documents["text"], predict_with="heads", top_k=60)
     total = np.mean([sum(score for _, score in labels) for labels in found])
     assert 0.5 < total / np.mean([len(labels) for labels in documents["labels"]]) < 2
+
+
+def test_the_loss_of_the_head(train):
+    losses = {}
+    for bootstrap in (True, False):
+        trainer = train(**OPTIONS, level_steps=[1], level_bootstrap=bootstrap, logging_steps=1, overwrite=True)
+        losses[bootstrap] = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    assert losses[True] > losses[False] + 0.5
+    assert trainer.model.heads is None or not len(trainer.model.heads)
