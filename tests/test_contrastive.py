@@ -269,3 +269,9 @@ def test_the_loss_of_the_head(train):
         losses[bootstrap] = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
     assert losses[True] > losses[False] + 0.5
     assert trainer.model.heads is None or not len(trainer.model.heads)
+
+
+def test_a_frozen_encoder_gets_heads(train):
+    trainer = train(**OPTIONS, level_steps=None, num_train_epochs=0)
+    assert "heads" in trainer.model.available_parts
+    assert all(head.weight.any() for head in trainer.model.heads)
