@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy.sparse import csr_matrix, diags
+from torch.nn import functional
 
 from .checks import CheckedFile
 from .features import Features, normalize_rows
@@ -128,7 +130,7 @@ class LabelVectors:
         self.sparse = dict(sparse or {})
         self.dense = dict(dense or {})
         # Products in float16 are slow on CPUs, so a float32 copy is made when vectors are first used.
-        self._float32: dict[str, np.ndarray] = {}
+        self._float32: dict[str, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return f"LabelVectors({self.num_labels} labels: {', '.join(self.names)})"
@@ -203,8 +205,9 @@ class LabelVectors:
             return self.sparse[name].products(features.sparse, self.num_labels, self.columns, num_threads)
         assert features.dense is not None
         if name not in self._float32:
-            self._float32[name] = np.ascontiguousarray(self.dense[name].astype(np.float32).T)
-        return features.dense @ self._float32[name]
+            self._float32[name] = torch.from_numpy(self.dense[name].astype(np.float32))
+        # By torch, whose threads have just run the encoder: those of numpy would wait for them to stop spinning.
+        return functional.linear(torch.tensor(features.dense), self._float32[name]).numpy()
 
     def _tensors(self) -> dict[str, np.ndarray]:
         sparse = {f"{name}.{key}": getattr(index, key) for name, index in self.sparse.items() for key in _ARRAYS}
