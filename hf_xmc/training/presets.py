@@ -102,10 +102,8 @@ def choose_method(encoder: str | None, has_length: bool, has_accelerator: bool) 
         return options, "an encoder is given, and how long to fine-tune it"
     if has_accelerator:
         return options, "an encoder is given, and there is an accelerator to fine-tune it"
-    return {
-        **options,
-        "num_train_epochs": 0,
-    }, "an encoder is given; without an accelerator, only a `time_budget` fine-tunes it"
+    reason = "an encoder is given; without a GPU, only a `time_budget` or a number of passes fine-tunes it"
+    return {**options, "num_train_epochs": 0}, reason
 
 
 def method_preset(method: str) -> dict[str, dict[str, Any]]:
