@@ -110,13 +110,15 @@ def training_precision(trainer: Any) -> Iterator[None]:
     args, encoder = trainer.args, trainer.model.encoder
     attention = encoder.config._attn_implementation
     trainer.model.autocast_dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-    if args.bf16 and args.use_cpu and args.encoder_attn_implementation is None:
+    uses_eager = args.bf16 and args.use_cpu and args.encoder_attn_implementation is None
+    if uses_eager:
         encoder.set_attn_implementation("eager")  # the fastest there
     try:
         yield
     finally:
         trainer.model.autocast_dtype = None
-        trainer.model.encoder.set_attn_implementation(attention)
+        if uses_eager:
+            trainer.model.encoder.set_attn_implementation(attention)
 
 
 def check_can_train(
