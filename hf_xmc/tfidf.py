@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+import unicodedata
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +45,9 @@ VOCABULARY_FILE = "tfidf_vocab.txt"
 
 # The characters that n-grams are taken from: runs of these.
 _ANALYZERS = {"word": r"\w+", "char_wb": r"\S+"}
-_SETTINGS = ("analyzer", "ngram_range", "min_df", "max_features", "lead_words", "power", "stemmer")
+_SETTINGS = ("analyzer", "ngram_range", "min_df", "max_features", "lead_words", "power", "stemmer", "strip_accents")
+# Accents of Latin, Greek and Cyrillic letters, as characters of their own.
+_ACCENTS = re.compile("[\u0300-\u036f]+")
 # Constants that were options in version 0.1: a model of that version may have been saved with other values.
 _CONSTANTS = ("sublinear_tf", "lowercase", "lead_weight")
 # Longer n-grams have no use, and the loops reserve memory for all of them.
@@ -74,6 +77,11 @@ def _encode(text: str) -> np.ndarray:
 
 def _decode(codes: np.ndarray) -> str:
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def _strip_accents(text: str) -> str:
+    bare = text if text.isascii() else _ACCENTS.sub("", unicodedata.normalize("NFD", text))
+    return unicodedata.normalize("NFC", bare)
 
 
 def _new_lexicon() -> _Lexicon:
@@ -224,6 +232,8 @@ class TfidfFeaturizer:
         stemmer (`str`, *optional*):
             Language of a Snowball stemmer, such as `"english"`: words with the same stem are the same term. Needs
             `analyzer="word"`. `None` keeps words as they are.
+        strip_accents (`bool`, *optional*, defaults to `False`):
+            Whether letters with and without accents are the same.
 
     Example:
 
@@ -252,13 +262,12 @@ class TfidfFeaturizer:
         lead_words: int = 0,
         power: float = 1.0,
         stemmer: str | None = None,
+        strip_accents: bool = False,
     ) -> None:
         if analyzer not in _ANALYZERS:
             raise ValueError(f"`analyzer` is {analyzer!r}; it must be one of {', '.join(map(repr, _ANALYZERS))}.")
         if len(ngram_range) != 2 or not 1 <= ngram_range[0] <= ngram_range[1] <= MAX_NGRAM:
-            raise ValueError(
-                f"`ngram_range` is {ngram_range!r}; it must be two numbers (n, m) with 1 <= n <= m <= {MAX_NGRAM}."
-            )
+            raise ValueError(f"`ngram_range` is {ngram_range!r}; it must be (n, m) with 1 <= n <= m <= {MAX_NGRAM}.")
         if not isinstance(min_df, int) or min_df < 1:
             raise ValueError(f"`min_df` is {min_df!r}; it must be a number of documents, at least 1.")
         if max_features is not None and max_features < 0:
@@ -273,6 +282,7 @@ class TfidfFeaturizer:
                 raise ValueError(f"`stemmer={stemmer!r}` needs `analyzer='word'`: character n-grams have no stems.")
         self.analyzer = analyzer
         self.stemmer = stemmer
+        self.strip_accents = bool(strip_accents)
         self.ngram_range = (int(ngram_range[0]), int(ngram_range[1]))
         self.min_df = min_df
         self.max_features = max_features or None
@@ -308,9 +318,8 @@ class TfidfFeaturizer:
         terms, documents = counts.select(self.min_df, self.max_features)
         if not terms:
             raise ValueError(
-                f"No term is in {self.min_df} or more of the {counts.num_documents} texts. "
-                f"Lower `min_df`, or check that the texts have words for `analyzer={self.analyzer!r}` "
-                f"and `ngram_range={self.ngram_range}`."
+                f"No term is in {self.min_df} or more of the {counts.num_documents} texts. Lower `min_df`, or check "
+                f"that they have words for `analyzer={self.analyzer!r}` and `ngram_range={self.ngram_range}`."
             )
         idf = np.log((1 + counts.num_documents) / (1 + documents)) + 1
         self._index("".join(f"{term}\n" for term in terms), idf.astype(np.float32))
@@ -334,8 +343,7 @@ class TfidfFeaturizer:
         if len(parts) == 1:
             indptr, indices, values = parts[0]
         else:
-            sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(part[0]) for part in parts)])
-            indptr = np.cumsum(sizes)
+            indptr = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(np.diff(part[0]) for part in parts)]))
             indices = np.concatenate([np.zeros(0, np.int32), *(part[1] for part in parts)])
             values = np.concatenate([np.zeros(0, np.float32), *(part[2] for part in parts)])
         matrix = csr_matrix((values, indices, indptr), shape=(len(indptr) - 1, self.num_features))
@@ -425,14 +433,14 @@ class TfidfFeaturizer:
 
     def _check_fitted(self) -> None:
         if not self.vocabulary:
-            raise ValueError(
-                "The TF-IDF featurizer is not fitted. Call `fit` first, or load one with `from_pretrained`."
-            )
+            raise ValueError("TF-IDF is not fitted. Call `fit` first, or load a featurizer with `from_pretrained`.")
 
     def _codes(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The concatenated code points of the texts and the bounds of each text."""
         if self.lowercase:
             texts = [text.lower() for text in texts]
+        if self.strip_accents:
+            texts = [_strip_accents(text) for text in texts]
         bounds = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=bounds[1:])
         return _encode("".join(texts)), bounds
@@ -486,15 +494,7 @@ class TfidfFeaturizer:
         else:
             leads = lead_stops(symbols, bounds, self.lead_words, by_characters)
         indptr, indices, values = weigh(
-            symbols,
-            bounds,
-            self._table,
-            self._columns,
-            self._idf,
-            self.ngram_range[1],
-            self.sublinear_tf,
-            leads,
-            self.lead_weight,
-            self.power,
-        )
+            symbols, bounds, self._table, self._columns, self._idf, self.ngram_range[1], self.sublinear_tf, leads,
+            self.lead_weight, self.power,
+        )  # fmt: skip
         return indptr, indices.copy(), values.copy()  # copies free the unused end of the buffers

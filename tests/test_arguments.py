@@ -65,7 +65,8 @@ def test_defaults_are_those_of_the_parts():
 
 def test_values_reach_the_parts():
     given = {
-        "tfidf_": {"analyzer": "char_wb", "ngram_range": [2, 4], "min_df": 5, "max_features": 0, "lead_words": 3},
+        "tfidf_": {"analyzer": "char_wb", "ngram_range": [2, 4], "min_df": 5, "max_features": 0, "lead_words": 3,
+                   "strip_accents": True},
         "tree_": {"clustering": "kmeans", "branching": 3, "max_leaf_size": 7, "max_depth": 4, "shares": [0.5, 0.5]},
         "ranker_": {"loss": "logistic", "C": 2.0, "negative_cost": 0.5, "cost_sensitive": False, "train_beam_size": 5,
                     "beam_size": 6, "prune_threshold": 0.5, "weight_dtype": "float32", "max_passes": 3,
@@ -75,13 +76,13 @@ def test_values_reach_the_parts():
                      "lora_rank": 0},
         "level_": {"indices": [1, 3], "epochs": 2, "steps": [3, 4], "learning_rate": 1e-5, "beam_size": 4,
                    "head_learning_rate": [1e-3, 1e-2], "loss": "squared_hinge", "negatives": ["all", "man"],
-                   "cost_sensitive": True, "bootstrap": False, "dropout": 0.3, "swa_start": 0.4},
+                   "bootstrap": False, "dropout": 0.3, "swa_start": 0.4},
     }  # fmt: skip
     flat = {prefix + name: value for prefix, part in given.items() for name, value in part.items()}
     args = arguments(method="xr-transformer", feature_power=1.25, **flat)
     tfidf, made = args.make_tfidf(), {prefix: getattr(args, f"make_{prefix}arguments") for prefix in list(given)[1:]}
     assert (tfidf.analyzer, tfidf.ngram_range, tfidf.min_df, tfidf.max_features) == ("char_wb", (2, 4), 5, None)
-    assert (tfidf.lead_words, tfidf.power) == (3, 1.25)
+    assert (tfidf.lead_words, tfidf.power, tfidf.strip_accents) == (3, 1.25, True)
     for prefix, make in made.items():
         assert {name: getattr(make(), name) for name in given[prefix]} == given[prefix]
     knn = arguments(method="knn", knn_count=3, knn_exponent=1.5).make_knn_arguments()

@@ -334,7 +334,7 @@ def test_very_few_labels(train, count):
 def test_documents_without_labels_or_text(train):
     rows = make_documents(60, seed=4)
     rows = Dataset.from_dict({"text": [*rows["text"], "", "word1"], "labels": [*rows["labels"], ["label 03"], []]})
-    trainer = train(data=rows, level_steps=[8], level_cost_sensitive=True)
+    trainer = train(data=rows, level_steps=[8], level_settings={"cost_sensitive": True})
     assert len(trainer.model.predict(["", "topic07"])[0]) == 10
 
 

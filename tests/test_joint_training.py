@@ -32,8 +32,8 @@ class Note(TrainerCallback):
     "negatives, bootstrap", [("dynamic", False), ("man", True), ("both", False), ("tfn", True), ("all", False)]
 )
 def test_all_kinds_of_negatives(train, tmp_path, negatives, bootstrap):
-    options = {"level_negatives": [negatives], "level_bootstrap": bootstrap, "level_cost_sensitive": bootstrap}
-    trainer = train(method="lightxml", **options)
+    options = {"level_negatives": [negatives], "level_bootstrap": bootstrap}
+    trainer = train(method="lightxml", level_settings={"cost_sensitive": bootstrap}, **options)
     assert trainer.model.config.head_ranking == "path" and trainer.model.config.predict_with == "heads"
     assert_predicts_as_saved(trainer, tmp_path, ["heads"])
     stages = {name for entry in trainer.state.log_history for name in entry}

@@ -111,6 +111,21 @@ def test_first_words_have_columns_of_their_own(settings, words):
 
 
 @pytest.mark.parametrize(
+    "settings", [{}, {"analyzer": "char_wb", "ngram_range": (2, 3)}, {"stemmer": "french"}], ids=str
+)
+def test_accents_are_stripped(settings, tmp_path):
+    texts = ["Élève à l'école ENTIÈRE", "Crème brûlée e\u0301le\u0300ve", "한국어 Ångström ñandú", "naïve œuvre"]
+    bare = ["Eleve a l'ecole ENTIERE", "Creme brulee eleve", "한국어 Angstrom nandu", "naive œuvre"]
+    ours = TfidfFeaturizer(**settings, strip_accents=True).fit(texts)
+    theirs = TfidfFeaturizer(**settings).fit(bare)
+    assert ours.vocabulary == theirs.vocabulary
+    np.testing.assert_array_equal(ours.transform(texts).toarray(), theirs.transform(bare).toarray())
+    ours.save_pretrained(tmp_path)
+    loaded = TfidfFeaturizer.from_pretrained(tmp_path)
+    np.testing.assert_array_equal(loaded.transform(bare).toarray(), loaded.transform(texts).toarray())
+
+
+@pytest.mark.parametrize(
     "settings", [{}, {"analyzer": "char_wb", "ngram_range": (1, 3)}, {"stemmer": "english"}], ids=str
 )
 def test_first_lines_have_columns_of_their_own(settings):

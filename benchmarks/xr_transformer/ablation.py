@@ -72,7 +72,7 @@ def _xr_transformer(steps: int) -> dict[str, dict[str, Any]]:
         "two levels, without MAN": {**two, "level_negatives": ["tfn"]},
         "two levels, without bootstrap": {**two, "level_bootstrap": False},
         "without bootstrap": {**flat, "level_bootstrap": False},
-        "with cost weights": {**flat, "level_cost_sensitive": True},
+        "with cost weights": {**flat, "preset": {"level": {"cost_sensitive": True}}},
         "squared hinge": {**flat, "level_loss": "squared_hinge"},
         "cls pooling": {**flat, "encoder_pooling": "cls"},
         "refined tree": {**flat, "refine_tree": True},

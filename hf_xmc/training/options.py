@@ -51,6 +51,7 @@ REMOVED_OPTIONS = {
     "label_max_features": _CONSTANT,
     "level_bootstrap_cost": _CONSTANT,
     "level_bottleneck": _BY_METHOD,
+    "level_cost_sensitive": _BY_METHOD,
     "level_joint": _BY_METHOD,
     "level_max_nodes": _CONSTANT,
     "level_negative_weight": _CONSTANT,
@@ -176,6 +177,7 @@ class TfidfArguments(Part):
         "First words, such as a title, whose terms get features of their own; -1 for the first line of the text.",
         least=FIRST_LINE,
     )
+    strip_accents: bool = option(False, "Letters with and without accents are the same.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -378,7 +380,7 @@ class LevelArguments(Part):
         choices=HEAD_NEGATIVES,
     )
     beam_size: int | list[int] = option(20, "Beam size of the search for negatives in the level above.", least=1)
-    cost_sensitive: bool = option(
+    cost_sensitive: bool = setting(
         False, "Weight a true node by its share of the labels of the document. See XR-Transformer, eq. 6."
     )
     bootstrap: bool = option(
