@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
@@ -32,6 +32,7 @@ from .options import (
 )
 from .presets import ENCODER_METHODS, METHODS, choose_method, method_preset
 from .schedule import SCHEDULERS
+from .text_statistics import default_lead_words, detect_language
 
 # What can be trained to predict.
 PREDICT_WITH = ("all", "ranker", "heads")
@@ -399,11 +400,14 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         """Whether similar documents vote for labels, instead of classifiers."""
         return "knn" in method_preset(self.method)
 
-    def make_tfidf(self, language: str | None = None) -> TfidfFeaturizer:
-        """A new featurizer with the options `tfidf_*`; `language` is that of the texts, for the stemmer."""
+    def make_tfidf(self, texts: Sequence[str] = ()) -> TfidfFeaturizer:
+        """A new featurizer with the options `tfidf_*`; some of their defaults depend on the texts."""
         options = dict(vars(self._make("tfidf_")))
-        chosen = {"auto": language if self.tfidf_analyzer == "word" else None, "none": None}
-        options["stemmer"] = chosen.get(self.tfidf_stemmer, self.tfidf_stemmer)
+        if options["stemmer"] in ("auto", "none"):
+            is_auto = options["stemmer"] == "auto" and options["analyzer"] == "word"
+            options["stemmer"] = detect_language(texts) if is_auto else None
+        if options["lead_words"] is None:
+            options["lead_words"] = default_lead_words(texts)
         return TfidfFeaturizer(**options, power=1.0 if self.feature_power is None else self.feature_power)
 
     def make_tree_arguments(self) -> TreeArguments:

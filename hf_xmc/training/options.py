@@ -19,6 +19,7 @@ from ..label_tree import LabelTree
 from ..linear_ranker import LOSSES, RANKINGS
 from ..tfidf import FIRST_LINE, load_stemmer
 from .shortlist import NEGATIVES
+from .text_statistics import LEAD_WORDS, LONG_TEXT
 
 T = TypeVar("T")
 
@@ -90,10 +91,8 @@ def option(default: Any, help_text: str, **limits: Any) -> Any:
     A field that users can set.
 
     Args:
-        default (`Any`):
-            Default; a list is copied for every object.
-        help_text (`str`):
-            Documentation. The command line shows its first sentence.
+        default (`Any`): Default; a list is copied for every object.
+        help_text (`str`): Documentation. The command line shows its first sentence.
         limits (`dict`):
             `choices` of the value, or its limits: `least` and `most` are allowed values, `above` and `below` are not.
     """
@@ -172,9 +171,10 @@ class TfidfArguments(Part):
         "Language of the Snowball stemmer, such as `english`: words with the same stem are the same term. `auto`: the "
         "language that the texts seem to have; `none`: words as they are.",
     )
-    lead_words: int = option(
-        0,
-        "First words, such as a title, whose terms get features of their own; -1 for the first line of the text.",
+    lead_words: int | None = option(
+        None,
+        "First words, such as a title, whose terms get features of their own; -1 for the first line of the text, 0 "
+        f"for none. By default {LEAD_WORDS} if half of the texts have {LONG_TEXT} words or more.",
         least=FIRST_LINE,
     )
     strip_accents: bool = option(False, "Letters with and without accents are the same.")

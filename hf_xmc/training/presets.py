@@ -16,7 +16,7 @@ _PATH_RANKER: dict[str, Any] = {"negatives": "tfn", "ranking": "path", "beam_siz
 # The methods of papers as they are: neither stems nor label texts, and no part beside the ranker or the heads.
 _RANKER_ALONE: dict[str, Any] = {"predict_with": "ranker", "label_text_weight": 0.0, "feature_power": 1.0}
 _HEADS_ALONE: dict[str, Any] = {"predict_with": "heads", "label_text_weight": 0.0}
-_PLAIN_WORDS: dict[str, Any] = {"min_df": 3, "stemmer": "none"}
+_PLAIN_WORDS: dict[str, Any] = {"min_df": 3, "stemmer": "none", "lead_words": 0}
 # A hundred labels per cluster, two levels.
 _CLUSTERS_OF_LABELS: dict[str, Any] = {"max_leaf_size": 100, "max_depth": 2}
 

@@ -32,7 +32,6 @@ from .clustering import build_tree, frequency_tree
 from .context import RunContext
 from .embedding import tokenize_dataset
 from .label_features import TEXT_LABEL_FEATURES, describe_labels, label_documents
-from .languages import detect_language
 from .options import TreeArguments
 from .parts import index_documents, index_vectors, make_label_vectors, word_columns
 from .ranker import train_ranker
@@ -95,7 +94,7 @@ def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
     runtime, texts = context.runtime, context.dataset["text"]
     tfidf = context.model.tfidf
     if tfidf is None:
-        tfidf = context.args.make_tfidf(detect_language(texts) if context.args.tfidf_stemmer == "auto" else None)
+        tfidf = context.args.make_tfidf(texts)
         # Otherwise, words that only the text of a label has would not be terms.
         more = _unseen_label_texts(context)
         tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime.progress, more), num_threads=runtime.num_threads)

@@ -1,10 +1,11 @@
-"""The language of texts, for the stemmer of TF-IDF."""
+"""Language and length of texts, for the defaults of TF-IDF."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 
 # Frequent words of languages with a Snowball stemmer that are rare in the others.
 _FREQUENT_WORDS = {
@@ -24,18 +25,30 @@ _FREQUENT_WORDS = {
     "swedish": "och att det som en på är av för med inte till ett har den",
     "turkish": "ve bir bu için ile da de olarak daha çok olan gibi sonra kadar ise",
 }
+# The first words of texts, and the median number of words from which texts are long.
+LEAD_WORDS, LONG_TEXT = 150, 300
 # Texts that are read, and the share of frequent words from which a language is believed.
 _NUM_TEXTS, _LEAST_SHARE = 1000, 0.08
 
 
+def _sample(texts: Sequence[str]) -> list[str]:
+    step = max(1, len(texts) // _NUM_TEXTS)
+    return [texts[row] for row in range(0, len(texts), step)]
+
+
+def default_lead_words(texts: Sequence[str]) -> int:
+    """Returns how many first words get features of their own: some of long texts, which often begin with a title."""
+    lengths = [len(re.findall(r"\w\w+", text)) for text in _sample(texts)]
+    return LEAD_WORDS if lengths and median(lengths) >= LONG_TEXT else 0
+
+
 def detect_language(texts: Sequence[str]) -> str | None:
     """
-    Returns the language of texts, or `None` if it is not clear or has no Snowball stemmer; up to 1,000 texts are read.
+    Returns the language of texts, or `None` if it is not clear or has no Snowball stemmer; about 1,000 texts are read.
     """
     words: Counter[str] = Counter()
-    step = max(1, len(texts) // _NUM_TEXTS)
-    for row in range(0, len(texts), step):
-        words.update(re.findall(r"[^\W\d_]+", texts[row][:2000].lower()))
+    for text in _sample(texts):
+        words.update(re.findall(r"[^\W\d_]+", text[:2000].lower()))
     total = sum(words.values())
     shares = {
         language: sum(words[word] for word in frequent.split()) / max(total, 1)
