@@ -163,6 +163,9 @@ def test_bad_options():
     refused_each(arguments, lr_scheduler_kwargs={"num_cycles": 2}, tfidf_ngram_range=2, label_features="embedding")
     refused_each(arguments, num_train_epochs=math.nan)
     refused_each(arguments, error=TypeError, ranker_beam_size="20", tree_shares="a")
+    # YAML reads 2e-4, without a point, as a string.
+    refused_each(arguments, error=TypeError, learning_rate="2e-4", warmup_steps="1", per_device_eval_batch_size=None)
+    refused("level_learning_rate", arguments, error=TypeError, learning_rate=[1e-4, 5e-5])
     refused("parabel", arguments, method="parable")
     refused("knn", arguments, method="neighbours")
     refused("linear, cosine, constant, constant_with_warmup", arguments, lr_scheduler_type="polynomial")

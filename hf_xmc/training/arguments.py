@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -39,6 +40,17 @@ PREDICT_WITH = ("all", "ranker", "heads")
 DEFAULT_LABEL_TEXT_WEIGHT = 0.5
 # Optimizers with a version for the sparse rows of large heads.
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+# Options of the base class that it does not check.
+_NUMBERS = (
+    "learning_rate",
+    "weight_decay",
+    "num_train_epochs",
+    "max_steps",
+    "warmup_steps",
+    "gradient_accumulation_steps",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+)
 # Options of the base class that belong to the record of a training.
 _STANDARD_OPTIONS = (
     "seed",
@@ -270,6 +282,11 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
 
     def _check_standard_options(self) -> None:
         """Refuses values of inherited options that are not supported."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                hint = " `level_learning_rate` takes one for each level." if name == "learning_rate" else ""
+                raise TypeError(f"`{name}={value!r}` must be a number, not {type(value).__name__}.{hint}")
         scheduler = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
         if scheduler not in SCHEDULERS:
             raise ValueError(f"`lr_scheduler_type={scheduler!r}` is not one of {', '.join(SCHEDULERS)}.")
