@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -22,7 +22,7 @@ from ..data.vocabularies import vocabulary_beside
 from ..modeling_utils import PredictMixin
 from ..serialization import ENSEMBLE_FILE, read_json, resolve_file
 from ..training.extension import check_extension
-from ..training.options import explain_old_name
+from ..training.options import explain_old_name, option
 from ..training.progress import LOGS, quiet_libraries
 from ..training.record import TrainingRecord
 from ..vocabulary import LabelVocabulary
@@ -35,65 +35,41 @@ TABLE_OPTIONS = ("text_column", "label_column", "encoding", "separator", "sheet"
 class DataArguments:
     """The data that a model is trained and measured on."""
 
-    dataset: str | None = field(
-        default=None, metadata={"help": "Folder, file or Hub id of the data; `sample` is the bundled dataset."}
+    dataset: str | None = option(None, "Folder, file or Hub id of the data; `sample` is the bundled dataset.")
+    column_mapping: dict | str | None = option(
+        None, 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'
     )
-    column_mapping: dict | str | None = field(
-        default=None, metadata={"help": 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'}
+    text_column: list[str] | None = option(
+        None,
+        "Column of the texts; by default it is found by its name and its values. Several, such as `title abstract`, "
+        "are joined.",
     )
-    text_column: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Column of the texts; by default it is found by its name and its values. Several, such as `title "
-            "abstract`, are joined."
-        },
+    label_column: str | None = option(None, "Column of the labels; by default it is found by its name and its values.")
+    label_delimiter: str | None = option(None, "Separator of labels in a string column; by default it is found.")
+    encoding: str | None = option(None, "Encoding of a csv file; by default it is found.")
+    separator: str | None = option(None, "Separator of the columns of a csv file; by default it is found.")
+    sheet: str | None = option(None, "Sheet of an Excel file.")
+    label_texts: str | None = option(
+        None,
+        "File of names, synonyms and parents of the labels: a table, JSON, SKOS. By default `labels.parquet` (or csv, "
+        "ttl and so on) in the folder of the data; `false` for none.",
+        nargs="?",
+        const="true",
     )
-    label_column: str | None = field(
-        default=None, metadata={"help": "Column of the labels; by default it is found by its name and its values."}
+    label_language: str | None = option(
+        None, "Language of the names in a SKOS file; by default the only one, or `en`."
     )
-    label_delimiter: str | None = field(
-        default=None, metadata={"help": "Separator of labels in a string column; by default it is found."}
+    labels_seen_only: bool = option(False, "Leave out labels of the vocabulary that no training document has.")
+    extend: str | None = option(None, "Trained model to extend by the documents; its folder stays as it is.")
+    previous: str | None = option(None, "Data that the model of --extend was trained on.")
+    train_split: str = option("train", "Split to train on, or several: train+validation.")
+    validation_split: str | None = option(
+        None, "Split for evaluation during training, early stopping and the last scorer."
     )
-    encoding: str | None = field(default=None, metadata={"help": "Encoding of a csv file; by default it is found."})
-    separator: str | None = field(
-        default=None, metadata={"help": "Separator of the columns of a csv file; by default it is found."}
-    )
-    sheet: str | None = field(default=None, metadata={"help": "Sheet of an Excel file."})
-    label_texts: str | None = field(
-        default=None,
-        metadata={
-            "help": "File of names, synonyms and parents of the labels: a table, JSON, SKOS. By default "
-            "`labels.parquet` (or csv, ttl and so on) in the folder of the data; `false` for none.",
-            "nargs": "?",
-            "const": "true",
-        },
-    )
-    label_language: str | None = field(
-        default=None, metadata={"help": "Language of the names in a SKOS file; by default the only one, or `en`."}
-    )
-    labels_seen_only: bool = field(
-        default=False, metadata={"help": "Leave out labels of the vocabulary that no training document has."}
-    )
-    extend: str | None = field(
-        default=None, metadata={"help": "Trained model to extend by the documents; its folder stays as it is."}
-    )
-    previous: str | None = field(default=None, metadata={"help": "Data that the model of --extend was trained on."})
-    train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
-    validation_split: str | None = field(
-        default=None, metadata={"help": "Split for evaluation during training, early stopping and the last scorer."}
-    )
-    eval_split: str | None = field(default=None, metadata={"help": "Split to measure on after training."})
-    holdout: float = field(
-        default=0.1,
-        metadata={"help": "Share of the documents to hold out if `hf-xmc train DATA` gets data without splits."},
-    )
-    final_train: bool = field(
-        default=True, metadata={"help": "Whether to train on the documents held out, too, after measuring."}
-    )
-    log: str = field(
-        default="text",
-        metadata={"help": "What is printed: a line per stage, JSON lines, nothing.", "choices": LOGS},
-    )
+    eval_split: str | None = option(None, "Split to measure on after training.")
+    holdout: float = option(0.1, "Share of the documents to hold out if `hf-xmc train DATA` gets data without splits.")
+    final_train: bool = option(True, "Whether to train on the documents held out, too, after measuring.")
+    log: str = option("text", "What is printed: a line per stage, JSON lines, nothing.", choices=LOGS)
 
     def __post_init__(self) -> None:
         if not self.dataset:
@@ -103,8 +79,8 @@ class DataArguments:
             )
         if isinstance(self.column_mapping, str):
             self.column_mapping = parse_mapping(self.column_mapping)
-        for option in ("validation_split", "eval_split"):
-            self._check_unseen(option)
+        for name in ("validation_split", "eval_split"):
+            self._check_unseen(name)
 
     def load_label_texts(self) -> LabelVocabulary | Literal[False] | None:
         """Loads the vocabulary of the labels, see [`vocabulary_beside`]."""
@@ -220,13 +196,7 @@ class RecipeParser(HfArgumentParser):
     """
     Reads dataclasses from a recipe (flat YAML of their field names) and from flags, which win.
 
-    Args:
-        dataclass_types (`Sequence[type]`):
-            The dataclasses.
-        help_groups (`Mapping[str, Sequence[str]]`):
-            Titles and options of the groups that `--help` shows.
-        kwargs:
-            Passed to `argparse.ArgumentParser`.
+    `help_groups` are titles and options of the groups that `--help` shows.
     """
 
     def __init__(

@@ -78,13 +78,8 @@ class TrainParser(RecipeParser):
                         f"`--{name}` needs `--dataset {values['data']}`: without it, the splits train, validation and "
                         "test of the data are used, or a part is held out."
                     )
-                values[name] = type(self).split_default(name)
+                values[name] = getattr(DataArguments, name)  # its default
         return values
-
-    @staticmethod
-    def split_default(name: str) -> Any:
-        """Default of the option of a split."""
-        return next(declared.default for declared in fields(DataArguments) if declared.name == name)
 
 
 def make_parser() -> TrainParser:
