@@ -200,9 +200,7 @@ def predict_documents(
     with torch.no_grad():
         hierarchy: dict[str, Any] = {"level": arguments.level, "with_parents": arguments.with_parents}
         output = model.find_labels(features, *search, restriction=restriction, **hierarchy)
-    named_labels = model.name_labels(output)
-    assert model.labels is not None
-    names = model.labels.other_names
+    named_labels, names = model.name_labels(output), model.checked_labels().other_names
     return [[named(pair, names) for pair in pairs if pair[1] >= arguments.threshold] for pairs in named_labels]
 
 

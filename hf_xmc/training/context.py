@@ -96,8 +96,7 @@ class RunContext:
 
     def readable_texts(self) -> list[str]:
         """Returns the texts of the labels, see [`Labels`]; empty ones if they are switched off."""
-        labels = self.model.labels
-        assert labels is not None
+        labels = self.model.checked_labels()
         return [""] * len(labels) if self.label_texts is False else labels.readable_texts()
 
     def text_features(self, use: str) -> Features | None:

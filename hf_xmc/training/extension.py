@@ -115,8 +115,7 @@ class Extension:
     @property
     def labels(self) -> Labels:
         """The labels of the model."""
-        assert self.model.labels is not None
-        return self.model.labels
+        return self.model.checked_labels()
 
     def describe(self) -> list[dict[str, Any]]:
         """Returns all extensions of the model, for its record."""

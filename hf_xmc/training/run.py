@@ -327,8 +327,7 @@ class _Run:
         if evaluation is not None:
             results = {"split": split, "tested": evaluation["documents"], "metrics": evaluation["metrics"]}
             results["by_frequency"] = evaluation.get("by_frequency", [])
-        labels = trainer.model.labels
-        assert labels is not None
+        labels = trainer.model.checked_labels()
         size = sum(path.stat().st_size for path in Path(self.folder).rglob("*") if path.is_file())
         return TrainReport(self.folder, labels.num_documents, len(labels), size, self.seconds, self.found, **results)
 

@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import (
-    EvalPrediction,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    set_seed,
-)
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..data import prepare_dataset
@@ -185,8 +179,7 @@ class XMCTrainer(LevelTrainer):
     @property
     def runtime(self) -> Runtime:
         """Threads, progress bar and cache of this trainer."""
-        progress = self._progress.report if self._progress is not None and self._progress.has_bar else None
-        return Runtime(self.args.num_threads, progress, self.cache)
+        return Runtime(self.args.num_threads, self._progress.report if self._progress.has_bar else None, self.cache)
 
     @cached_property
     def publisher(self) -> Any:
@@ -241,9 +234,8 @@ class XMCTrainer(LevelTrainer):
         if resume and self.cache.processes.is_main:
             remove_leftovers(str(self.args.output_dir))
         was_interrupted = self.cache.is_begun
-        finished = None
-        if resume is True and not was_interrupted:
-            finished = finished_model(self.args, self.train_dataset)
+        may_be_finished = resume is True and not was_interrupted
+        finished = finished_model(self.args, self.train_dataset) if may_be_finished else None
         if finished is not None:
             logger.warning("The training in `%s` is finished: its model is loaded.", self.args.output_dir)
             self._use_model(finished)
@@ -256,7 +248,6 @@ class XMCTrainer(LevelTrainer):
         dataset = check_can_train(self.model, self.args, self.train_dataset, resumes, extends)
         start = time.perf_counter()
         self.cache.start(resume=bool(resume))
-        assert self._progress is not None
         has_steps = self.model.encoder is not None and not extends
         self._progress.begin_training(has_steps)
         timer = StageTimer(self.log, self._progress.begin_stage)
@@ -328,7 +319,7 @@ class XMCTrainer(LevelTrainer):
                 self.remove_callback(added)
             for name, value in before.items():
                 setattr(self.args, name, value)
-            self._levels = None
+            self._levels = None  # type: ignore[assignment]
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
 
     def _run_without_steps(self, run: Callable[[], None]) -> TrainOutput:
@@ -353,7 +344,6 @@ class XMCTrainer(LevelTrainer):
 
     def _complete(self) -> None:
         """Runs what follows the last training step."""
-        assert self._levels is not None
         levels, context = self._levels, self._levels.context.root
         if context.sharded is not None:
             levels.average.gather()
@@ -369,7 +359,6 @@ class XMCTrainer(LevelTrainer):
         self._save_new_model(context)
 
     def _load_best(self, checkpoint: str) -> None:
-        assert self._levels is not None
         if self._levels.adapters is None:
             best = XMCForTextClassification.from_pretrained(checkpoint)
             self.model.load_state_dict(best.state_dict())
@@ -469,8 +458,7 @@ class XMCTrainer(LevelTrainer):
         predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
         if "labels" not in dataset.column_names:
             return predictions, None
-        assert self.model.labels is not None
-        return predictions, padded_labels(self.model.labels.encode(dataset))
+        return predictions, padded_labels(self.model.checked_labels().encode(dataset))
 
     def _prepare(self, dataset: Dataset, require_labels: bool = True) -> Dataset:
         """Maps the columns of a dataset, unless they have been mapped before."""
