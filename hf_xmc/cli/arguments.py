@@ -166,6 +166,14 @@ def _only_split(path: str, splits: Mapping[str, Dataset]) -> Dataset:
     return dataset
 
 
+def check_output_folder(folder: str, overwrite: bool) -> None:
+    """Refuses to replace a model unless told to."""
+    if os.path.exists(os.path.join(folder, CONFIG_NAME)) and not overwrite:
+        raise FileExistsError(
+            f"`{folder}` contains a model already. Choose another `--output`, or give `--overwrite`."
+        )
+
+
 def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> Any:
     """Loads a trained model or ensemble from a folder or the Hub, in the given precision."""
     if not os.path.isdir(name_or_path) and name_or_path.count("/") != 1:

@@ -25,44 +25,27 @@ from .scoring import held_out_documents
 
 @dataclass
 class RunContext:
-    """
-    The state of a training. Each stage reads what earlier stages have set and adds its own result.
-
-    Args:
-        label_texts ([`LabelVocabulary`] or `False`, *optional*):
-            What is known about the labels; `False` if no texts are to be used, not even names that are words.
-        validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
-        scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
-        labels_seen_only (`bool`, *optional*, defaults to `False`): Whether labels without documents are left out.
-        kept ([`KeptRanker`], *optional*): The ranker of a model that gets further documents.
-        num_previous (`int`, *optional*, defaults to 0): Number of documents that it was trained on; the first ones.
-    """
+    """The state of a training. Each stage reads what earlier stages have set and adds its own result."""
 
     model: XMCForTextClassification
     args: XMCTrainingArguments
     dataset: Dataset
     runtime: Runtime
     timer: StageTimer
+    # What is known about the labels; `False` if no texts are to be used, not even names that are words.
     label_texts: LabelVocabulary | Literal[False] | None = None
-    validation: Dataset | None = None
-    scorer: Scorer | None = None
-    labels_seen_only: bool = False
-    kept: KeptRanker | None = None
-    num_previous: int = 0
-    text_uses: dict[str, None] = field(default_factory=dict)
-    """Parts of the training that have used label texts."""
-    features: Features = field(init=False)
-    """Sparse features of the documents."""
-    targets: csr_matrix = field(init=False)
-    """`(documents, labels)` indicator of the true labels."""
-    tokens: Dataset = field(init=False)
-    """Tokenised documents, for methods with an encoder."""
-    sharded: ShardedEncoder | None = field(default=None, init=False)
-    """Set while FSDP shards the encoder."""
-    whole: RunContext | None = field(default=None, init=False)
-    """The context that this one is a subset of."""
-    rows: np.ndarray | None = field(default=None, init=False)
-    """The documents of the subset."""
+    validation: Dataset | None = None  # documents on which the last scorer is fitted
+    scorer: Scorer | None = None  # one that was fitted before, on other parts of the same data
+    labels_seen_only: bool = False  # whether labels without documents are left out
+    kept: KeptRanker | None = None  # the ranker of a model that gets further documents
+    num_previous: int = 0  # number of documents that it was trained on; the first ones
+    text_uses: dict[str, None] = field(default_factory=dict)  # parts of the training that have used label texts
+    features: Features = field(init=False)  # sparse features of the documents
+    targets: csr_matrix = field(init=False)  # `(documents, labels)` indicator of the true labels
+    tokens: Dataset = field(init=False)  # tokenised documents, for methods with an encoder
+    sharded: ShardedEncoder | None = field(default=None, init=False)  # set while FSDP shards the encoder
+    whole: RunContext | None = field(default=None, init=False)  # the context that this one is a subset of
+    rows: np.ndarray | None = field(default=None, init=False)  # the documents of the subset
 
     def __post_init__(self) -> None:
         self._vectors: np.ndarray | None = None
