@@ -275,7 +275,7 @@ class ModelSummary:
         files = [path for model in self.models for path in model.folder.iterdir()]
         return sum(path.stat().st_size for path in files if path.suffix in (".safetensors", ".json", ".txt"))
 
-    def frequent_labels(self, count: int = 8) -> list[str]:
+    def frequent_labels(self, count: int) -> list[str]:
         """Returns the labels with the most training documents, escaped for a Markdown table."""
         order = np.argsort(-self.labels.counts, kind="stable")[:count]
         return [_escaped(self.labels.names[i]) for i in order]

@@ -29,15 +29,14 @@ SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 class StageTimer:
     """Measures the stages of a training; logs the seconds of each and what it reports, and says which one begins."""
 
-    def __init__(self, log: Callable[[dict[str, float]], None], begin: Callable[[str], None] | None = None) -> None:
+    def __init__(self, log: Callable[[dict[str, float]], None], begin: Callable[[str], None]) -> None:
         self._log, self._begin = log, begin
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, float]]:
         """Measures its block and logs `<name>_seconds` with the values that the block puts into the dictionary."""
-        if self._begin is not None:
-            self._begin(name)
+        self._begin(name)
         start = time.perf_counter()
         metrics: dict[str, float] = {}
         yield metrics

@@ -126,10 +126,7 @@ class RunContext:
         held_out = self.held_out()
         if not len(held_out):
             return self
-        return self.subset(np.setdiff1d(np.arange(len(self.dataset)), held_out))
-
-    def subset(self, rows: np.ndarray) -> RunContext:
-        """Returns the context of some of the documents, with the same model."""
+        rows = np.setdiff1d(np.arange(len(self.dataset)), held_out)
         part = replace(self, dataset=self.dataset.select(rows))
         part.features, part.targets, part.whole, part.rows = self.features[rows], self.targets[rows], self, rows
         column = Dataset.from_dict({"document": np.arange(len(rows))})

@@ -242,8 +242,7 @@ class _Problem:
         with ThreadPoolExecutor(self.num_threads) as pool:
             for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
                 done += len(trained[0])
-                if self.runtime.progress is not None:
-                    self.runtime.progress(stage, done, total)
+                self.runtime.report(stage, done, total)
                 yield trained
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:

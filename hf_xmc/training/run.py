@@ -291,10 +291,10 @@ class _Run:
         again: bool = False,
         scorer: Scorer | None = None,
     ) -> XMCTrainer:
-        options = {**self.options, "push_to_hub": False} if again else self.options
+        options = {**self.options, "push_to_hub": False, "overwrite": True} if again else self.options
         columns = self.found.columns
         texts = [columns.text, *columns.more_texts] if columns else []
-        args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
+        args = XMCTrainingArguments(folder, **options)
         if options["method"] == "auto" and scorer is None and not self.extended:
             self.progress.note(f"{'method':<20}{args.method}: {args.method_reason}")
         trainer = XMCTrainer(

@@ -23,10 +23,10 @@ from ..knn_ranker import KNNRanker
 from ..label_tree import LabelTree
 from ..labels import Labels
 from ..linear_ranker import Beam, LinearRanker
+from ..parallel.stage_cache import Runtime
 from ..scorer import KNN_PARTS, default_scorer
 from ..serialization import load_tensors, save_tensors
 from ..tfidf import TfidfFeaturizer
-from ..utils import Progress
 from .bootstrap import match_documents
 from .clustering import build_tree, frequency_tree
 from .context import RunContext
@@ -98,8 +98,8 @@ def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
         tfidf = context.args.make_tfidf(detect_language(texts) if context.args.tfidf_stemmer == "auto" else None)
         # Otherwise, words that only the text of a label has would not be terms.
         more = _unseen_label_texts(context)
-        tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime.progress, more), num_threads=runtime.num_threads)
-    counted = CountedTexts(texts, "tf-idf: transform", runtime.progress)
+        tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime, more), num_threads=runtime.num_threads)
+    counted = CountedTexts(texts, "tf-idf: transform", runtime)
     return tfidf, tfidf.transform(counted, num_threads=runtime.num_threads)
 
 
@@ -329,8 +329,8 @@ class CountedTexts(Sequence):
     Texts, a list or the column of a dataset, that report how many of them have been read; `more` texts follow.
     """
 
-    def __init__(self, texts: Sequence[str], stage: str, progress: Progress | None, more: Sequence[str] = ()) -> None:
-        self._texts, self._stage, self._progress, self._more = texts, stage, progress, more
+    def __init__(self, texts: Sequence[str], stage: str, runtime: Runtime, more: Sequence[str] = ()) -> None:
+        self._texts, self._stage, self._runtime, self._more = texts, stage, runtime, more
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._more)
@@ -340,8 +340,7 @@ class CountedTexts(Sequence):
         if not isinstance(rows, slice):
             return self._texts[rows] if rows < count else self._more[rows - count]
         first, last, _ = rows.indices(len(self))
-        if self._progress is not None:
-            self._progress(self._stage, last, len(self))
+        self._runtime.report(self._stage, last, len(self))
         if last <= count:
             return self._texts[rows]
         return [*self._texts[first:count], *self._more[max(first - count, 0) : last - count]]
