@@ -1,18 +1,15 @@
-"""Options of the commands: data, recipes and flags."""
+"""Options of the commands: the data and the model."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-import yaml
 from datasets import Dataset, DatasetDict
-from transformers import AutoModel, HfArgumentParser
+from transformers import AutoModel
 from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
@@ -22,11 +19,11 @@ from ..data.vocabularies import vocabulary_beside
 from ..modeling_utils import PredictMixin
 from ..serialization import ENSEMBLE_FILE, read_json, resolve_file
 from ..training.extension import check_extension
-from ..training.options import explain_old_name, option
+from ..training.options import option
 from ..training.progress import LOGS, quiet_libraries
 from ..training.record import TrainingRecord
 from ..vocabulary import LabelVocabulary
-from .parsers import closest, parse_mapping
+from .parsers import parse_mapping
 
 TABLE_OPTIONS = ("text_column", "label_column", "encoding", "separator", "sheet")
 
@@ -184,107 +181,3 @@ def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> A
     if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, not a model of hf_xmc.")
     return model
-
-
-class OptionFormatter(argparse.HelpFormatter):
-    """Shows each option in one line where possible, with the first sentence of its help."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=36, width=118)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        return action.option_strings[0]
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text = (action.help or "").split(". ")[0].rstrip(".")
-        return f"{text} ({', '.join(map(str, action.choices))})" if action.choices else text
-
-
-class RecipeParser(HfArgumentParser):
-    """
-    Reads dataclasses from a recipe (flat YAML of their field names) and from flags, which win.
-
-    `help_groups` are titles and options of the groups that `--help` shows.
-    """
-
-    def __init__(
-        self, dataclass_types: Sequence[type], help_groups: Mapping[str, Sequence[str]], **kwargs: Any
-    ) -> None:
-        # Not the default formatter of the base class: an option's default may come from the recipe or the method.
-        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": OptionFormatter, **kwargs}
-        super().__init__(list(dataclass_types), **options)  # type: ignore[arg-type]
-        self.add_argument("--config", metavar="RECIPE", help="Recipe: a YAML file of these options.")
-        self.help_groups = help_groups
-
-    def format_help(self) -> str:
-        """The help with the options of `help_groups`."""
-        formatter = self._get_formatter()
-        formatter.add_usage("%(prog)s [--config RECIPE] [--option value ...]", [], [])
-        formatter.add_text(self.description)
-        actions = {action.dest: action for action in self._actions}
-        for title, names in self.help_groups.items():
-            formatter.start_section(title)
-            formatter.add_arguments([actions[name] for name in names])
-            formatter.end_section()
-        formatter.add_text(self.epilog)
-        return formatter.format_help()
-
-    def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
-        """The dataclasses, filled."""
-        values = self.parse_values(argv)
-        return tuple(kind(**self.values_of(kind, values)) for kind in self.dataclass_types)
-
-    @staticmethod
-    def values_of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the fields of one dataclass."""
-        return {declared.name: values[declared.name] for declared in fields(kind) if declared.init}
-
-    def parse_values(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values of all options."""
-        recipe, rest = argparse.ArgumentParser(add_help=False, allow_abbrev=False), list(argv)
-        recipe.add_argument("--config")
-        path = recipe.parse_known_args(rest)[0].config
-        flags = [] if path is None else self._recipe_flags(path)
-        namespace, unknown = self.parse_known_args([*flags, *rest])
-        if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            flag = unknown[0].split("=")[0]
-            if not flag.startswith("-"):
-                raise ValueError(f"`{flag}` is one argument too many: give one DATA, and one value to each option.")
-            raise ValueError(
-                explain_old_name(flag.removeprefix("--").replace("-", "_"))
-                or f"`{flag}` is not an option.{closest(flag, known)}"
-            )
-        return vars(namespace)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises an error; the base class would print the usage and exit."""
-        raise ValueError(message)
-
-    def _recipe_flags(self, path: str) -> list[str]:
-        """The recipe as flags, so that all values are parsed the same way."""
-        names = [declared.name for kind in self.dataclass_types for declared in fields(kind) if declared.init]
-        flags: list[str] = []
-        for key, value in read_recipe(path, names).items():
-            if isinstance(value, list):
-                flags += [f"--{key}", *map(str, value)]
-            elif value is not None:
-                flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
-        return flags
-
-
-def read_recipe(path: str, names: Sequence[str]) -> dict[str, Any]:
-    """Reads a recipe, a YAML file whose keys are among `names`."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"The recipe `{path}` does not exist.")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"`{path}` is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"`{path}` is not a recipe: write one `name: value` per line.")
-    for key in content:
-        if key not in names:
-            reason = explain_old_name(str(key)) or f"`{key}` is not an option.{closest(str(key), names)}"
-            raise ValueError(f"{path}: {reason}")
-    return content
