@@ -127,7 +127,7 @@ def split_lists(values: Sequence[Any], delimiters: str, known: set[str] | None =
     """
     texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
     kind, delimiter = "one each", None
-    if texts and sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts):
+    if _are_lists(texts):
         kind = "JSON lists"
     elif texts and known is not None:
         choices = [FoundColumns("", "", "delimited", candidate) for candidate in (None, *delimiters)]
@@ -284,7 +284,7 @@ def _label_format(values: list[Any], delimiter: str | None, column: str) -> tupl
     texts = [str(value).strip() for value in values]
     if delimiter is not None:
         return ("delimited", delimiter) if delimiter else ("one each", None)
-    if sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts):
+    if _are_lists(texts):
         return "JSON lists", None
     found = max(_CERTAIN_DELIMITERS, key=lambda candidate: _share_with(texts, candidate))
     if _share_with(texts, found) >= 0.01:
@@ -304,6 +304,10 @@ def _parse_list(text: str) -> list[Any] | None:
         if isinstance(value, (list, tuple)):
             return list(value)
     return None
+
+
+def _are_lists(texts: list[str]) -> bool:
+    return sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts)
 
 
 def _share_with(texts: list[str], delimiter: str) -> float:

@@ -16,7 +16,7 @@ from ..utils import join_texts
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .discovery import FoundColumns, find_columns, parse_labels
-from .readers import extension_of, load_sample, load_splits, split_name
+from .readers import TABLES, extension_of, load_sample, load_splits, split_name
 
 _BATCH_SIZE = 10_000
 _SPLITS = ("train", "validation", "test")
@@ -161,7 +161,7 @@ def _files(path: Path) -> list[Path]:
 
 def _only_table(path: Path, files: list[Path]) -> str:
     """The path, or the file in it if it is a folder with a single table."""
-    tables = [file for file in files if extension_of(file) in (".csv", ".tsv", ".parquet", ".jsonl", ".json", ".xlsx")]
+    tables = [file for file in files if extension_of(file) in TABLES]
     return str(tables[0]) if path.is_dir() and len(tables) == 1 else str(path)
 
 

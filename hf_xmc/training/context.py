@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,7 +18,6 @@ from ..parallel.stage_cache import Runtime
 from ..scorer import Scorer
 from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
-from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
 from .large_encoders import ShardedEncoder
 from .ranker import KeptRanker
@@ -31,7 +32,8 @@ class RunContext:
     args: XMCTrainingArguments
     dataset: Dataset
     runtime: Runtime
-    timer: StageTimer
+    log: Callable[[dict[str, float]], None]
+    begin_stage: Callable[[str], None]  # called with the name of each stage
     # What is known about the labels; `False` if no texts are to be used, not even names that are words.
     label_texts: LabelVocabulary | Literal[False] | None = None
     validation: Dataset | None = None  # documents on which the last scorer is fitted
@@ -40,6 +42,7 @@ class RunContext:
     kept: KeptRanker | None = None  # the ranker of a model that gets further documents
     num_previous: int = 0  # number of documents that it was trained on; the first ones
     text_uses: dict[str, None] = field(default_factory=dict)  # parts of the training that have used label texts
+    seconds: dict[str, float] = field(default_factory=dict)  # of each stage
     features: Features = field(init=False)  # sparse features of the documents
     targets: csr_matrix = field(init=False)  # `(documents, labels)` indicator of the true labels
     tokens: Dataset = field(init=False)  # tokenised documents, for methods with an encoder
@@ -52,9 +55,16 @@ class RunContext:
         self._tokens_key: str | None = None
         self._text_features: Features | None = None
 
-    def stage(self, name: str) -> AbstractContextManager[dict[str, float]]:
-        """Measures a stage and logs it with the values that the block puts into the dictionary."""
-        return self.timer.stage(name)
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, float]]:
+        """Measures its block and logs `<name>_seconds` with the values that the block puts into the dictionary."""
+        self.begin_stage(name)
+        start = time.perf_counter()
+        metrics: dict[str, float] = {}
+        yield metrics
+        seconds = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.log({f"{name}_seconds": round(seconds, 2), **metrics})
 
     def vectors(self) -> np.ndarray:
         """Returns the encoder's vectors of the training documents; computes them if the encoder has changed."""

@@ -28,7 +28,7 @@ from ..scorer import Scorer
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
-from .callbacks import LevelCallback, SignalCallback, StageTimer, StartCallback
+from .callbacks import LevelCallback, SignalCallback, StartCallback
 from .checkpoint import TRAINER_STATE_FILE, find_checkpoint, load_checkpoint
 from .context import RunContext
 from .contrastive import make_levels
@@ -250,12 +250,11 @@ class XMCTrainer(LevelTrainer):
         self.cache.start(resume=bool(resume))
         has_steps = self.model.encoder is not None and not extends
         self._progress.begin_training(has_steps)
-        timer = StageTimer(self.log, self._progress.begin_stage)
         if checkpoint is not None:
             self._use_model(load_checkpoint(checkpoint, self.args))
         self.model.config.method = self.args.method
         validation = first_dataset(self.eval_dataset)
-        needed = self.model, self.args, dataset, self.runtime, timer
+        needed = self.model, self.args, dataset, self.runtime, self.log, self._progress.begin_stage
         context = RunContext(*needed, self.label_texts, validation, self.scorer, self.labels_seen_only)
         if has_steps:
             with training_precision(self):
@@ -266,7 +265,7 @@ class XMCTrainer(LevelTrainer):
         self.recorder.record.extensions = [] if self.extension is None else self.extension.describe()
         self._progress.note_label_texts(self.model.labels, context.text_uses, context.label_texts is not False)
         metrics = {**output.metrics, **speed_metrics("train", start, len(dataset))}
-        metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
+        metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in context.seconds.items()})
         if self.cache.is_shared:
             metrics["train_processes"] = self.cache.processes.count
         self.log(dict(metrics))
