@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -52,7 +53,6 @@ class RunContext:
 
     def __post_init__(self) -> None:
         self._vectors: np.ndarray | None = None
-        self._tokens_key: str | None = None
         self._text_features: Features | None = None
 
     @contextmanager
@@ -80,7 +80,7 @@ class RunContext:
         model, tokens, runtime = self.model, self.tokens, self.runtime
         options = self.args.per_device_eval_batch_size, self.args.embedding_cache
         if not self.num_previous:
-            return embed_dataset(model, tokens, *options, runtime, self.tokens_key)
+            return embed_dataset(model, tokens, *options, runtime, lambda: self.tokens_key)
         # Apart, because the first training may have cached the vectors of its documents.
         within = replace(runtime, cache=runtime.cache.within("previous"))
         first, count = self.num_previous, len(tokens)
@@ -143,11 +143,10 @@ class RunContext:
         part.tokens = concatenate_datasets([self.tokens.select(rows).remove_columns("document"), column], axis=1)
         return part
 
+    @cached_property
     def tokens_key(self) -> str:
-        """Returns the fingerprint of the tokenised documents, which is computed once."""
-        if self._tokens_key is None:
-            self._tokens_key = tokens_digest(self.tokens)
-        return self._tokens_key
+        """The fingerprint of the tokenised documents."""
+        return tokens_digest(self.tokens)
 
     def whole_encoder(self) -> AbstractContextManager[None]:
         """Gathers the encoder for a block of code, if FSDP shards it."""

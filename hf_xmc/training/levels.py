@@ -230,7 +230,7 @@ class Levels:
         given = args.xmc_options()
         options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
         identity = {
-            "documents": self.context.tokens_key(),
+            "documents": self.context.tokens_key,
             "labels": labels.hexdigest(),
             "label tree": self.tree.digest(),
             "seed": args.seed,
