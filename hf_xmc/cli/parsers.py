@@ -140,13 +140,6 @@ def make_parser(command: str) -> Parser:
     return parser
 
 
-_RESTRICTIONS = {
-    "--labels": "choose from these labels only; @FILE reads one per line",
-    "--exclude": "do not choose these labels; @FILE reads one per line",
-    "--under": "choose from these labels and those below them only; @FILE reads one per line",
-}
-
-
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
     parser.add_argument("input", metavar="INPUT", nargs="+", help="the documents; - for standard input")
@@ -162,8 +155,11 @@ def _add_predict(parser: Parser) -> None:
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="labels per document; that of the model by default")
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
-    for name, text in _RESTRICTIONS.items():
-        parser.add_argument(name, nargs="+", metavar="LABEL", help=text)
+    names: dict[str, Any] = {"nargs": "+", "metavar": "LABEL"}
+    parser.add_argument("--labels", **names, help="choose from these labels only; @FILE reads one per line")
+    parser.add_argument("--exclude", **names, help="do not choose these labels; @FILE reads one per line")
+    below = "choose from these labels and those below them only; @FILE reads one per line"
+    parser.add_argument("--under", **names, help=below)
     parser.add_argument(
         "--level", type=int, metavar="N", help="replace labels below this level of the hierarchy by its labels"
     )
