@@ -15,7 +15,7 @@ from hf_xmc import XMCForTextClassification
 from hf_xmc.cli import parsers
 from hf_xmc.cli.main import main
 from hf_xmc.cli.parsers import COMMANDS
-from hf_xmc.cli.train import ALIASES, make_parser
+from hf_xmc.cli.train import ALIASES, TrainParser
 from hf_xmc.ensemble_xmc import AVERAGES
 from hf_xmc.inference.writers import FORMATS
 from hf_xmc.modeling_xmc import PREDICT_WITH
@@ -290,7 +290,7 @@ def test_the_help_of_train_names_files_and_options_that_exist(capsys):
     shown = capsys.readouterr().out
     files = re.findall(r"recipes/[\w/.-]+\.yaml", shown)
     assert files and all((Path(__file__).parents[1] / name).is_file() for name in files), files
-    known = {name for action in make_parser()._actions for name in action.option_strings}
+    known = {name for action in TrainParser()._actions for name in action.option_strings}
     assert set(re.findall(r"--[a-z-]+", shown)) <= {*known, *ALIASES, "--OPTION"}
 
 

@@ -11,7 +11,7 @@ from datasets import DatasetDict
 
 from hf_xmc import load_sample
 from hf_xmc.cli.main import main
-from hf_xmc.cli.train import make_parser
+from hf_xmc.cli.train import TrainParser
 from hf_xmc.training.large_encoders import set_up_plugin
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -23,7 +23,9 @@ README = (FOLDER / "README.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data, args = make_parser().parse(["--config", str(path)])
+    parser = TrainParser()
+    values = parser.parse_values(["--config", str(path)])
+    data, args = (kind(**parser.values_of(kind, values)) for kind in parser.dataclass_types)
     assert path.stem == args.method or path.stem.startswith(f"{args.method}-")
     assert data.dataset == ("sample" if path.parent.name == "sample" else f"data/{path.parent.name}")
     assert args.output_dir == f"models/{path.parent.name}-{path.stem}"

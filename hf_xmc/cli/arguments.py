@@ -1,18 +1,15 @@
-"""Options of the commands: data, recipes and flags."""
+"""Options of the commands: the data and the model."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-import yaml
 from datasets import Dataset, DatasetDict
-from transformers import AutoModel, HfArgumentParser
+from transformers import AutoModel
 from transformers.utils import CONFIG_NAME
 
 from ..data import load_sample, load_xmc_dataset
@@ -22,11 +19,11 @@ from ..data.vocabularies import vocabulary_beside
 from ..modeling_utils import PredictMixin
 from ..serialization import ENSEMBLE_FILE, read_json, resolve_file
 from ..training.extension import check_extension
-from ..training.options import explain_old_name
+from ..training.options import option
 from ..training.progress import LOGS, quiet_libraries
 from ..training.record import TrainingRecord
 from ..vocabulary import LabelVocabulary
-from .parsers import closest, parse_mapping
+from .parsers import parse_mapping
 
 TABLE_OPTIONS = ("text_column", "label_column", "encoding", "separator", "sheet")
 
@@ -35,65 +32,41 @@ TABLE_OPTIONS = ("text_column", "label_column", "encoding", "separator", "sheet"
 class DataArguments:
     """The data that a model is trained and measured on."""
 
-    dataset: str | None = field(
-        default=None, metadata={"help": "Folder, file or Hub id of the data; `sample` is the bundled dataset."}
+    dataset: str | None = option(None, "Folder, file or Hub id of the data; `sample` is the bundled dataset.")
+    column_mapping: dict | str | None = option(
+        None, 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'
     )
-    column_mapping: dict | str | None = field(
-        default=None, metadata={"help": 'Columns of the data as JSON: {"title": "text", "subjects": "labels"}.'}
+    text_column: list[str] | None = option(
+        None,
+        "Column of the texts; by default it is found by its name and its values. Several, such as `title abstract`, "
+        "are joined.",
     )
-    text_column: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Column of the texts; by default it is found by its name and its values. Several, such as `title "
-            "abstract`, are joined."
-        },
+    label_column: str | None = option(None, "Column of the labels; by default it is found by its name and its values.")
+    label_delimiter: str | None = option(None, "Separator of labels in a string column; by default it is found.")
+    encoding: str | None = option(None, "Encoding of a csv file; by default it is found.")
+    separator: str | None = option(None, "Separator of the columns of a csv file; by default it is found.")
+    sheet: str | None = option(None, "Sheet of an Excel file.")
+    label_texts: str | None = option(
+        None,
+        "File of names, synonyms and parents of the labels: a table, JSON, SKOS. By default `labels.parquet` (or csv, "
+        "ttl and so on) in the folder of the data; `false` for none.",
+        nargs="?",
+        const="true",
     )
-    label_column: str | None = field(
-        default=None, metadata={"help": "Column of the labels; by default it is found by its name and its values."}
+    label_language: str | None = option(
+        None, "Language of the names in a SKOS file; by default the only one, or `en`."
     )
-    label_delimiter: str | None = field(
-        default=None, metadata={"help": "Separator of labels in a string column; by default it is found."}
+    labels_seen_only: bool = option(False, "Leave out labels of the vocabulary that no training document has.")
+    extend: str | None = option(None, "Trained model to extend by the documents; its folder stays as it is.")
+    previous: str | None = option(None, "Data that the model of --extend was trained on.")
+    train_split: str = option("train", "Split to train on, or several: train+validation.")
+    validation_split: str | None = option(
+        None, "Split for evaluation during training, early stopping and the last scorer."
     )
-    encoding: str | None = field(default=None, metadata={"help": "Encoding of a csv file; by default it is found."})
-    separator: str | None = field(
-        default=None, metadata={"help": "Separator of the columns of a csv file; by default it is found."}
-    )
-    sheet: str | None = field(default=None, metadata={"help": "Sheet of an Excel file."})
-    label_texts: str | None = field(
-        default=None,
-        metadata={
-            "help": "File of names, synonyms and parents of the labels: a table, JSON, SKOS. By default "
-            "`labels.parquet` (or csv, ttl and so on) in the folder of the data; `false` for none.",
-            "nargs": "?",
-            "const": "true",
-        },
-    )
-    label_language: str | None = field(
-        default=None, metadata={"help": "Language of the names in a SKOS file; by default the only one, or `en`."}
-    )
-    labels_seen_only: bool = field(
-        default=False, metadata={"help": "Leave out labels of the vocabulary that no training document has."}
-    )
-    extend: str | None = field(
-        default=None, metadata={"help": "Trained model to extend by the documents; its folder stays as it is."}
-    )
-    previous: str | None = field(default=None, metadata={"help": "Data that the model of --extend was trained on."})
-    train_split: str = field(default="train", metadata={"help": "Split to train on, or several: train+validation."})
-    validation_split: str | None = field(
-        default=None, metadata={"help": "Split for evaluation during training, early stopping and the last scorer."}
-    )
-    eval_split: str | None = field(default=None, metadata={"help": "Split to measure on after training."})
-    holdout: float = field(
-        default=0.1,
-        metadata={"help": "Share of the documents to hold out if `hf-xmc train DATA` gets data without splits."},
-    )
-    final_train: bool = field(
-        default=True, metadata={"help": "Whether to train on the documents held out, too, after measuring."}
-    )
-    log: str = field(
-        default="text",
-        metadata={"help": "What is printed: a line per stage, JSON lines, nothing.", "choices": LOGS},
-    )
+    eval_split: str | None = option(None, "Split to measure on after training.")
+    holdout: float = option(0.1, "Share of the documents to hold out if `hf-xmc train DATA` gets data without splits.")
+    final_train: bool = option(True, "Whether to train on the documents held out, too, after measuring.")
+    log: str = option("text", "What is printed: a line per stage, JSON lines, nothing.", choices=LOGS)
 
     def __post_init__(self) -> None:
         if not self.dataset:
@@ -103,8 +76,8 @@ class DataArguments:
             )
         if isinstance(self.column_mapping, str):
             self.column_mapping = parse_mapping(self.column_mapping)
-        for option in ("validation_split", "eval_split"):
-            self._check_unseen(option)
+        for name in ("validation_split", "eval_split"):
+            self._check_unseen(name)
 
     def load_label_texts(self) -> LabelVocabulary | Literal[False] | None:
         """Loads the vocabulary of the labels, see [`vocabulary_beside`]."""
@@ -190,6 +163,14 @@ def _only_split(path: str, splits: Mapping[str, Dataset]) -> Dataset:
     return dataset
 
 
+def check_output_folder(folder: str, overwrite: bool) -> None:
+    """Refuses to replace a model unless told to."""
+    if os.path.exists(os.path.join(folder, CONFIG_NAME)) and not overwrite:
+        raise FileExistsError(
+            f"`{folder}` contains a model already. Choose another `--output`, or give `--overwrite`."
+        )
+
+
 def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> Any:
     """Loads a trained model or ensemble from a folder or the Hub, in the given precision."""
     if not os.path.isdir(name_or_path) and name_or_path.count("/") != 1:
@@ -200,113 +181,3 @@ def load_model(name_or_path: str, dtype: str | None = None, **options: Any) -> A
     if not isinstance(model, PredictMixin):
         raise ValueError(f"`{name_or_path}` is a {type(model).__name__}, not a model of hf_xmc.")
     return model
-
-
-class OptionFormatter(argparse.HelpFormatter):
-    """Shows each option in one line where possible, with the first sentence of its help."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=36, width=118)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        return action.option_strings[0]
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text = (action.help or "").split(". ")[0].rstrip(".")
-        return f"{text} ({', '.join(map(str, action.choices))})" if action.choices else text
-
-
-class RecipeParser(HfArgumentParser):
-    """
-    Reads dataclasses from a recipe (flat YAML of their field names) and from flags, which win.
-
-    Args:
-        dataclass_types (`Sequence[type]`):
-            The dataclasses.
-        help_groups (`Mapping[str, Sequence[str]]`):
-            Titles and options of the groups that `--help` shows.
-        kwargs:
-            Passed to `argparse.ArgumentParser`.
-    """
-
-    def __init__(
-        self, dataclass_types: Sequence[type], help_groups: Mapping[str, Sequence[str]], **kwargs: Any
-    ) -> None:
-        # Not the default formatter of the base class: an option's default may come from the recipe or the method.
-        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": OptionFormatter, **kwargs}
-        super().__init__(list(dataclass_types), **options)  # type: ignore[arg-type]
-        self.add_argument("--config", metavar="RECIPE", help="Recipe: a YAML file of these options.")
-        self.help_groups = help_groups
-
-    def format_help(self) -> str:
-        """The help with the options of `help_groups`."""
-        formatter = self._get_formatter()
-        formatter.add_usage("%(prog)s [--config RECIPE] [--option value ...]", [], [])
-        formatter.add_text(self.description)
-        actions = {action.dest: action for action in self._actions}
-        for title, names in self.help_groups.items():
-            formatter.start_section(title)
-            formatter.add_arguments([actions[name] for name in names])
-            formatter.end_section()
-        formatter.add_text(self.epilog)
-        return formatter.format_help()
-
-    def parse(self, argv: Sequence[str]) -> tuple[Any, ...]:
-        """The dataclasses, filled."""
-        values = self.parse_values(argv)
-        return tuple(kind(**self.values_of(kind, values)) for kind in self.dataclass_types)
-
-    @staticmethod
-    def values_of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the fields of one dataclass."""
-        return {declared.name: values[declared.name] for declared in fields(kind) if declared.init}
-
-    def parse_values(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values of all options."""
-        recipe, rest = argparse.ArgumentParser(add_help=False, allow_abbrev=False), list(argv)
-        recipe.add_argument("--config")
-        path = recipe.parse_known_args(rest)[0].config
-        flags = [] if path is None else self._recipe_flags(path)
-        namespace, unknown = self.parse_known_args([*flags, *rest])
-        if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            flag = unknown[0].split("=")[0]
-            if not flag.startswith("-"):
-                raise ValueError(f"`{flag}` is one argument too many: give one DATA, and one value to each option.")
-            raise ValueError(
-                explain_old_name(flag.removeprefix("--").replace("-", "_"))
-                or f"`{flag}` is not an option.{closest(flag, known)}"
-            )
-        return vars(namespace)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises an error; the base class would print the usage and exit."""
-        raise ValueError(message)
-
-    def _recipe_flags(self, path: str) -> list[str]:
-        """The recipe as flags, so that all values are parsed the same way."""
-        names = [declared.name for kind in self.dataclass_types for declared in fields(kind) if declared.init]
-        flags: list[str] = []
-        for key, value in read_recipe(path, names).items():
-            if isinstance(value, list):
-                flags += [f"--{key}", *map(str, value)]
-            elif value is not None:
-                flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
-        return flags
-
-
-def read_recipe(path: str, names: Sequence[str]) -> dict[str, Any]:
-    """Reads a recipe, a YAML file whose keys are among `names`."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"The recipe `{path}` does not exist.")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"`{path}` is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"`{path}` is not a recipe: write one `name: value` per line.")
-    for key in content:
-        if key not in names:
-            reason = explain_old_name(str(key)) or f"`{key}` is not an option.{closest(str(key), names)}"
-            raise ValueError(f"{path}: {reason}")
-    return content

@@ -29,9 +29,9 @@ complete -o default -F _hf_xmc hf-xmc
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
-    from .train import make_parser as make_train_parser  # imports torch and transformers
+    from .train import TrainParser  # imports torch and transformers
 
-    parsers = {command: make_train_parser() if command == "train" else make_parser(command) for command in COMMANDS}
+    parsers = {command: TrainParser() if command == "train" else make_parser(command) for command in COMMANDS}
     if args.shell == "fish":
         print(_fish_script(parsers), end="")
         return

@@ -6,23 +6,19 @@ import argparse
 import os
 
 from tqdm.auto import tqdm
-from transformers.utils import CONFIG_NAME
 
 from ..hub.model_card import forget_model
 from ..parallel.stage_cache import Runtime
 from ..serialization import ENSEMBLE_FILE, write_json
 from ..training.ensemble import make_ensemble
-from .arguments import data_options, load_split, recorded_columns
+from .arguments import check_output_folder, data_options, load_split, recorded_columns
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     if len(args.models) < 2:
         raise ValueError("An ensemble needs at least two models.")
-    if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
-        raise FileExistsError(
-            f"`{args.output_dir}` contains a model already. Choose another `--output`, or give `--overwrite`."
-        )
+    check_output_folder(args.output_dir, args.overwrite)
     if any(os.path.realpath(model) == os.path.realpath(args.output_dir) for model in args.models):
         raise ValueError(f"`--output {args.output_dir}` is one of the models. Choose another folder.")
     dataset = None
@@ -36,10 +32,8 @@ def run(args: argparse.Namespace) -> None:
             bar.total, bar.n = total, done
             bar.refresh()
 
-        runtime = Runtime(args.num_threads, show)
-        ensemble, results = make_ensemble(
-            args.models, args.combine, args.weights, dataset, args.batch_size, runtime=runtime
-        )
+        options = args.combine, args.weights, dataset, args.batch_size, Runtime(args.num_threads, show)
+        ensemble, results = make_ensemble(args.models, *options)
     forget_model(args.output_dir)
     ensemble.save_pretrained(args.output_dir)
     weights, combine = ensemble.config.weights, ensemble.config.combine

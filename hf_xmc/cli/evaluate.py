@@ -56,8 +56,11 @@ def measure(
     is_main = runtime.cache.processes.is_main
     hidden = None if is_main else True  # None: hidden without a terminal
     with tqdm(total=len(dataset), desc="evaluate", unit="doc", disable=hidden, leave=False) as bar:
-        runtime = replace(runtime, progress=lambda _, done, __: _advance(bar, done))
-        metrics = evaluate_model(model, dataset, runtime=runtime, **options)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(done - bar.n)
+
+        metrics = evaluate_model(model, dataset, runtime=replace(runtime, progress=show), **options)
     if not is_main:
         return
     seconds = time.perf_counter() - start
@@ -70,7 +73,3 @@ def measure(
         print(f"{format_by_frequency(buckets, k=5 if 5 in metrics.ks else metrics.ks[-1])}\n")
     write_json(path, content)
     print(f"{metrics.documents:,} documents in {seconds:.1f} s; written to {path}.")
-
-
-def _advance(bar: tqdm, done: int) -> None:
-    bar.update(done - bar.n)

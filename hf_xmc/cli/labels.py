@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
-
-from transformers.utils import CONFIG_NAME
 
 from ..data.vocabularies import load_label_list, load_vocabulary
 from ..hub.model_card import forget_model, write_model_card
 from ..loading import file_digests
 from ..modeling_xmc import XMCForTextClassification
 from ..serialization import RECORD_FILE, TRAINING_ARGS_FILE, read_json, resolve_file, write_json
-from .arguments import data_options, load_model, load_split
+from .arguments import check_output_folder, data_options, load_model, load_split
 
 
 def run(args: argparse.Namespace) -> None:
@@ -24,10 +21,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("There is nothing to do: give `--add`, `--remove` or `--rename`.")
     if args.examples and not args.add:
         raise ValueError("`--examples` are documents of new labels. Give `--add`, too.")
-    if os.path.exists(os.path.join(args.output_dir, CONFIG_NAME)) and not args.overwrite:
-        raise FileExistsError(
-            f"`{args.output_dir}` contains a model already. Choose another `--output`, or give `--overwrite`."
-        )
+    check_output_folder(args.output_dir, args.overwrite)
     added = load_vocabulary(args.add, language=args.label_language) if args.add else {}
     removed = load_label_list(args.remove)[0] if args.remove else []
     renamed = dict(zip(*load_label_list(args.rename, "new"), strict=True)) if args.rename else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 COMMANDS = {
@@ -133,106 +133,18 @@ def parse_mapping(text: str) -> dict[str, str]:
 
 def make_parser(command: str) -> Parser:
     """The parser of a command; that of `train` is in train.py."""
-    description, examples = _TEXTS[command]
+    add_arguments, description, examples = _PARSERS[command]
     epilog = "examples:\n" + "\n".join(f"  hf-xmc {command} {example}" for example in examples)
     parser = Parser(prog=f"hf-xmc {command}", description=description, epilog=epilog)
-    _ADD_ARGUMENTS[command](parser)
+    add_arguments(parser)
     return parser
-
-
-_TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "predict": (
-        """\
-Predicts the labels of documents. The output has one line of JSON per document, {"labels": [{"label": ..., "score":
-...}, ...]}, or is parquet with the columns labels and scores. Neither input nor output has to fit into memory.
-
-INPUT is a file (parquet, jsonl, csv, xlsx, or .txt with a document per line; gzipped too), a pattern such as
-'part-*.jsonl', a folder of such files, a dataset (its labels are ignored), or - for lines from standard input.
-
-The job runs in parts. Run an interrupted command again to continue it; the result is the same to the byte. Changed
-documents, model or options are an error. Several processes share the parts:
-torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT""",
-        (
-            "my-tagger new.csv --output tags.jsonl --keep-columns id",
-            "my-tagger 'corpus/part-*.parquet' --output tags --format parquet --top-k 5 --threshold 0.2",
-            "my-tagger new.csv --output tags.jsonl --labels @permitted.txt --exclude miscellaneous",
-            "my-tagger - --output - < lines.txt",
-        ),
-    ),
-    "evaluate": (
-        "Prints the metrics of a model in percent and writes them, as fractions, to a JSON file.",
-        ("my-tagger more.csv", "my-tagger sample --split test", "my-tagger sample --ks 1 10 --output trial.json"),
-    ),
-    "ensemble": (
-        """\
-Combines trained models with the same labels into one folder, which is evaluated and used like any other model. With
---validation, a scorer is fitted on documents that were not used for training.""",
-        ("linear transformer --output-dir both --validation sample",),
-    ),
-    "labels": (
-        """\
-Saves a model with further, fewer or renamed labels, without training it again. Labels are removed first, then renamed,
-then added. New labels are learnt from their texts and, with --examples, from the documents that have them.""",
-        (
-            "my-tagger --add new.csv --output-dir my-tagger-2",
-            "my-tagger --add new.csv --examples tickets.csv --remove old.txt --output-dir my-tagger-2",
-        ),
-    ),
-    "card": (
-        """\
-Writes README.md, its plots and .eval_results into the folder of a model, from the records of its training and of its
-evaluations (`hf-xmc evaluate`).""",
-        ("my-tagger --language en --license cc-by-4.0",),
-    ),
-    "export": (
-        "Copies a model and the code that loads it. Without hf_xmc, the copy loads with trust_remote_code=True.",
-        ("my-tagger my-tagger-with-code",),
-    ),
-    "verify": (
-        """\
-Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its files with the
-checksums in the record of its training.""",
-        ("my-tagger",),
-    ),
-    "push": (
-        """\
-Uploads a model with its card (a card written by hand is kept) and the code that loads it. Pickles are not uploaded.
-After an interruption, the same command continues the upload.""",
-        ("my-tagger me/my-tagger --private",),
-    ),
-    "push-dataset": (
-        """\
-Uploads a dataset in the columns of hf_xmc (text, labels): all splits, the labels with their texts and counts, and a
-card.""",
-        ("data/tickets me/tickets --license cc-by-4.0",),
-    ),
-    "completion": (
-        "Prints a script that completes commands, options and their values in a shell.",
-        (
-            "bash > ~/.local/share/bash-completion/completions/hf-xmc",
-            "zsh >> ~/.zshrc",
-            "fish > ~/.config/fish/completions/hf-xmc.fish",
-        ),
-    ),
-}
-
-
-_RESTRICTIONS = {
-    "--labels": "choose from these labels only; @FILE reads one per line",
-    "--exclude": "do not choose these labels; @FILE reads one per line",
-    "--under": "choose from these labels and those below them only; @FILE reads one per line",
-}
 
 
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or Hub id of the model")
     parser.add_argument("input", metavar="INPUT", nargs="+", help="the documents; - for standard input")
-    parser.add_argument(
-        "--output",
-        "-o",
-        required=True,
-        help="folder for a file per part; one file, .jsonl or .parquet; - for standard output",
-    )
+    output = "folder for a file per part; one file, .jsonl or .parquet; - for standard output"
+    parser.add_argument("--output", "-o", required=True, help=output)
     parser.add_argument("--format", choices=FORMATS, help="of the files in a folder; jsonl by default")
     parser.add_argument("--split", help="split of the input, if it has several")
     text = "column of the texts, or several; by default as in the training"
@@ -243,8 +155,11 @@ def _add_predict(parser: Parser) -> None:
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="labels per document; that of the model by default")
     parser.add_argument("--threshold", type=float, default=0.0, help="leave out labels with a smaller score")
-    for name, text in _RESTRICTIONS.items():
-        parser.add_argument(name, nargs="+", metavar="LABEL", help=text)
+    names: dict[str, Any] = {"nargs": "+", "metavar": "LABEL"}
+    parser.add_argument("--labels", **names, help="choose from these labels only; @FILE reads one per line")
+    parser.add_argument("--exclude", **names, help="do not choose these labels; @FILE reads one per line")
+    below = "choose from these labels and those below them only; @FILE reads one per line"
+    parser.add_argument("--under", **names, help=below)
     parser.add_argument(
         "--level", type=int, metavar="N", help="replace labels below this level of the hierarchy by its labels"
     )
@@ -258,12 +173,8 @@ def _add_model_options(parser: Parser) -> None:
     parser.add_argument("--beam-size", type=int, help="nodes kept per level; 0 keeps all")
     parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoder")
     parser.add_argument("--dtype", choices=DTYPES, metavar="DTYPE", help=_DTYPE_HELP)
-    parser.add_argument(
-        "--predict-with",
-        choices=PREDICT_WITH,
-        metavar="PART",
-        help="part of the model that predicts; by default as configured",
-    )
+    part = "part of the model that predicts; by default as configured"
+    parser.add_argument("--predict-with", choices=PREDICT_WITH, metavar="PART", help=part)
     parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
 
 
@@ -277,6 +188,12 @@ def _add_data_options(parser: Parser) -> None:
     parser.add_argument("--separator", help="separator of the columns of a csv file; found by default")
     parser.add_argument("--sheet", help="sheet of an Excel file")
     parser.add_argument("--column-mapping", type=parse_mapping, help=_MAPPING)
+
+
+def _add_editing_options(parser: Parser) -> None:
+    parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoder")
+    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
 
 
 def _add_evaluate(parser: Parser) -> None:
@@ -302,9 +219,7 @@ def _add_ensemble(parser: Parser) -> None:
     parser.add_argument("--validation", metavar="DATA", help="documents on which a scorer is fitted")
     parser.add_argument("--split", help="split of DATA; `validation` by default, except of a single file")
     _add_data_options(parser)
-    parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoders")
-    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
+    _add_editing_options(parser)
 
 
 def _add_labels(parser: Parser) -> None:
@@ -317,9 +232,7 @@ def _add_labels(parser: Parser) -> None:
     parser.add_argument("--rename", metavar="FILE", help="table with the columns label and new")
     parser.add_argument("--output-dir", "--output", "-o", required=True, help="folder of the new model")
     _add_data_options(parser)
-    parser.add_argument("--batch-size", type=int, default=_BATCH_SIZE, help="batch size of the encoder")
-    parser.add_argument("--num-threads", type=int, help="threads to use; all cores by default")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
+    _add_editing_options(parser)
 
 
 def _add_card(parser: Parser) -> None:
@@ -369,13 +282,8 @@ def _add_push_dataset(parser: Parser) -> None:
     _add_destination(parser)
     parser.add_argument("--column-mapping", type=parse_mapping, help=_MAPPING)
     parser.add_argument("--label-delimiter", help="separator of the labels in a string column")
-    parser.add_argument(
-        "--label-texts",
-        nargs="?",
-        const=True,
-        metavar="FILE",
-        help="vocabulary of the labels; without FILE that of the folder",
-    )
+    vocabulary = "vocabulary of the labels; without FILE that of the folder"
+    parser.add_argument("--label-texts", nargs="?", const=True, metavar="FILE", help=vocabulary)
     _add_card_options(parser, is_dataset=True)
 
 
@@ -383,15 +291,89 @@ def _add_completion(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
-_ADD_ARGUMENTS = {
-    "predict": _add_predict,
-    "evaluate": _add_evaluate,
-    "ensemble": _add_ensemble,
-    "labels": _add_labels,
-    "card": _add_card,
-    "export": _add_export,
-    "verify": _add_verify,
-    "push": _add_push,
-    "push-dataset": _add_push_dataset,
-    "completion": _add_completion,
+# Of each command: what adds its arguments, its description and examples.
+_PARSERS: dict[str, tuple[Callable[[Parser], None], str, tuple[str, ...]]] = {
+    "predict": (
+        _add_predict,
+        """\
+Predicts the labels of documents. The output has one line of JSON per document, {"labels": [{"label": ..., "score":
+...}, ...]}, or is parquet with the columns labels and scores. Neither input nor output has to fit into memory.
+
+INPUT is a file (parquet, jsonl, csv, xlsx, or .txt with a document per line; gzipped too), a pattern such as
+'part-*.jsonl', a folder of such files, a dataset (its labels are ignored), or - for lines from standard input.
+
+The job runs in parts. Run an interrupted command again to continue it; the result is the same to the byte. Changed
+documents, model or options are an error. Several processes share the parts:
+torchrun --nproc_per_node 2 -m hf_xmc predict MODEL INPUT ... --output OUT""",
+        (
+            "my-tagger new.csv --output tags.jsonl --keep-columns id",
+            "my-tagger 'corpus/part-*.parquet' --output tags --format parquet --top-k 5 --threshold 0.2",
+            "my-tagger new.csv --output tags.jsonl --labels @permitted.txt --exclude miscellaneous",
+            "my-tagger - --output - < lines.txt",
+        ),
+    ),
+    "evaluate": (
+        _add_evaluate,
+        "Prints the metrics of a model in percent and writes them, as fractions, to a JSON file.",
+        ("my-tagger more.csv", "my-tagger sample --split test", "my-tagger sample --ks 1 10 --output trial.json"),
+    ),
+    "ensemble": (
+        _add_ensemble,
+        """\
+Combines trained models with the same labels into one folder, which is evaluated and used like any other model. With
+--validation, a scorer is fitted on documents that were not used for training.""",
+        ("linear transformer --output-dir both --validation sample",),
+    ),
+    "labels": (
+        _add_labels,
+        """\
+Saves a model with further, fewer or renamed labels, without training it again. Labels are removed first, then renamed,
+then added. New labels are learnt from their texts and, with --examples, from the documents that have them.""",
+        (
+            "my-tagger --add new.csv --output-dir my-tagger-2",
+            "my-tagger --add new.csv --examples tickets.csv --remove old.txt --output-dir my-tagger-2",
+        ),
+    ),
+    "card": (
+        _add_card,
+        """\
+Writes README.md, its plots and .eval_results into the folder of a model, from the records of its training and of its
+evaluations (`hf-xmc evaluate`).""",
+        ("my-tagger --language en --license cc-by-4.0",),
+    ),
+    "export": (
+        _add_export,
+        "Copies a model and the code that loads it. Without hf_xmc, the copy loads with trust_remote_code=True.",
+        ("my-tagger my-tagger-with-code",),
+    ),
+    "verify": (
+        _add_verify,
+        """\
+Checks a model of a folder or of the Hub: loads it, which checks all its arrays, and compares its files with the
+checksums in the record of its training.""",
+        ("my-tagger",),
+    ),
+    "push": (
+        _add_push,
+        """\
+Uploads a model with its card (a card written by hand is kept) and the code that loads it. Pickles are not uploaded.
+After an interruption, the same command continues the upload.""",
+        ("my-tagger me/my-tagger --private",),
+    ),
+    "push-dataset": (
+        _add_push_dataset,
+        """\
+Uploads a dataset in the columns of hf_xmc (text, labels): all splits, the labels with their texts and counts, and a
+card.""",
+        ("data/tickets me/tickets --license cc-by-4.0",),
+    ),
+    "completion": (
+        _add_completion,
+        "Prints a script that completes commands, options and their values in a shell.",
+        (
+            "bash > ~/.local/share/bash-completion/completions/hf-xmc",
+            "zsh >> ~/.zshrc",
+            "fish > ~/.config/fish/completions/hf-xmc.fish",
+        ),
+    ),
 }

@@ -26,7 +26,7 @@ from ..inference.corpus import (
     predict_range,
 )
 from ..inference.predict import chunk_size
-from ..inference.writers import Predictions, json_line, parquet_schema, prediction_writer
+from ..inference.writers import Predictions, json_lines, parquet_schema, prediction_writer
 from ..modeling_utils import PredictMixin
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import Runtime
@@ -140,8 +140,7 @@ def _write_stream(batches: Iterator[tuple[Batch, Predictions]], output: str, has
     """Writes predictions to standard output or to one file."""
     if output == "-":
         for kept, predictions in batches:
-            for row, labels in enumerate(predictions):
-                sys.stdout.write(json_line({name: values[row] for name, values in kept.items()}, labels))
+            sys.stdout.writelines(json_lines(kept, predictions))
         return
     schema = parquet_schema(Features(), has_names) if output.lower().endswith(".parquet") else None
     with prediction_writer(output, schema) as write:

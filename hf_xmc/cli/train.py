@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser
 
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import Runtime
 from ..training.arguments import PARTS, XMCTrainingArguments
-from ..training.options import options_of
+from ..training.options import explain_old_name, options_of
 from ..training.progress import StageProgressCallback, quiet_libraries
 from ..training.record import public_name
 from ..training.run import TrainReport, train
 from ..training.trainer import XMCTrainer
-from .arguments import TABLE_OPTIONS, DataArguments, RecipeParser
+from .arguments import TABLE_OPTIONS, DataArguments
 from .evaluate import measure
-from .parsers import with_dashes
+from .parsers import closest, with_dashes
 
 DESCRIPTION = """
 `hf-xmc train DATA -o FOLDER` trains on a file, a folder or a dataset of the Hub, and measures the model on a part that
@@ -59,50 +65,129 @@ _TITLES = {
 _SPLITS = ("train_split", "validation_split", "eval_split")
 
 
-class TrainParser(RecipeParser):
-    """The parser of the command, which also takes the data without a flag."""
+class OptionFormatter(argparse.HelpFormatter):
+    """Shows each option in one line where possible, with the first sentence of its help."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=118)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return action.option_strings[0]
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = (action.help or "").split(". ")[0].rstrip(".")
+        return f"{text} ({', '.join(map(str, action.choices))})" if action.choices else text
+
+
+class TrainParser(HfArgumentParser):
+    """Reads options from a recipe (flat YAML of their names) and from flags, which win; the data needs no flag."""
+
+    def __init__(self) -> None:
+        # Not the default formatter of the base class: an option's default may come from the recipe or the method.
+        options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": OptionFormatter, "prog": "hf-xmc train"}
+        super().__init__([DataArguments, XMCTrainingArguments], description=DESCRIPTION, epilog=EPILOG, **options)
+        self.add_argument("--config", metavar="RECIPE", help="Recipe: a YAML file of these options.")
+        self.add_argument("data", nargs="?", help="File, folder or Hub id of the data.")
+        self.add_argument("--help-all", action="help", help="Shows all options.")
+
+    def format_help(self) -> str:
+        """The help of the options of this library and the most used ones of transformers, in groups."""
+        groups = {"data": ("config", *(declared.name for declared in fields(DataArguments)))}
+        for prefix, title in _TITLES.items():
+            groups[title] = tuple(prefix + declared.name for declared in options_of(PARTS[prefix]))
+        groups["standard options"] = _STANDARD_OPTIONS
+        formatter = self._get_formatter()
+        formatter.add_usage("%(prog)s [--config RECIPE] [--option value ...]", [], [])
+        formatter.add_text(self.description)
+        actions = {action.dest: action for action in self._actions}
+        for title, names in groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments([actions[name] for name in names])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def parse_values(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values of all options; `data` is the file that comes without a flag."""
-        values = super().parse_values([_spelt_out(arg) for arg in argv])
-        texts = values["text_column"] or []
-        if values["data"] is None and values["dataset"] is None and len(texts) > 1 and os.path.exists(texts[-1]):
-            values["data"] = texts.pop()  # --text-column title FILE
-        if values["data"] is not None:
-            if values["dataset"] is not None and any(arg.startswith("--dataset") for arg in argv):
-                raise ValueError(f"The data is both `{values['data']}` and `{values['dataset']}`. Give one of them.")
-            values["dataset"] = values["data"]
-            for name in _SPLITS:
-                if any(with_dashes(arg).split("=")[0] == with_dashes(f"--{name}") for arg in argv):
-                    raise ValueError(
-                        f"`--{name}` needs `--dataset {values['data']}`: without it, the splits train, validation and "
-                        "test of the data are used, or a part is held out."
-                    )
-                values[name] = type(self).split_default(name)
+        """The values of all options."""
+        argv = [_spelt_out(arg) for arg in argv]
+        recipe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        recipe.add_argument("--config")
+        path = recipe.parse_known_args(argv)[0].config
+        flags = [] if path is None else self._recipe_flags(path)
+        namespace, unknown = self.parse_known_args([*flags, *argv])
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            flag = unknown[0].split("=")[0]
+            if not flag.startswith("-"):
+                raise ValueError(f"`{flag}` is one argument too many: give one DATA, and one value to each option.")
+            raise ValueError(
+                explain_old_name(flag.removeprefix("--").replace("-", "_"))
+                or f"`{flag}` is not an option.{closest(flag, known)}"
+            )
+        values = vars(namespace)
+        _set_data(values, argv)
         return values
 
     @staticmethod
-    def split_default(name: str) -> Any:
-        """Default of the option of a split."""
-        return next(declared.default for declared in fields(DataArguments) if declared.name == name)
+    def values_of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the fields of one dataclass."""
+        return {declared.name: values[declared.name] for declared in fields(kind) if declared.init}
+
+    def error(self, message: str) -> NoReturn:
+        """Raises an error; the base class would print the usage and exit."""
+        raise ValueError(message)
+
+    def _recipe_flags(self, path: str) -> list[str]:
+        """The recipe as flags, so that all values are parsed the same way."""
+        names = [declared.name for kind in self.dataclass_types for declared in fields(kind) if declared.init]
+        flags: list[str] = []
+        for key, value in read_recipe(path, names).items():
+            if isinstance(value, list):
+                flags += [f"--{key}", *map(str, value)]
+            elif value is not None:
+                flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
+        return flags
 
 
-def make_parser() -> TrainParser:
-    """The parser of the command."""
-    groups = {"data": ("config", *(declared.name for declared in fields(DataArguments)))}
-    for prefix, title in _TITLES.items():
-        groups[title] = tuple(prefix + declared.name for declared in options_of(PARTS[prefix]))
-    groups["standard options"] = _STANDARD_OPTIONS
-    kinds = [DataArguments, XMCTrainingArguments]
-    parser = TrainParser(kinds, groups, prog="hf-xmc train", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("data", nargs="?", help="File, folder or Hub id of the data.")
-    parser.add_argument("--help-all", action="help", help="Shows all options.")
-    return parser
+def _set_data(values: dict[str, Any], argv: Sequence[str]) -> None:
+    """Moves the data that comes without a flag to its option; its splits then have their defaults."""
+    texts = values["text_column"] or []
+    if values["data"] is None and values["dataset"] is None and len(texts) > 1 and os.path.exists(texts[-1]):
+        values["data"] = texts.pop()  # --text-column title FILE
+    if values["data"] is None:
+        return
+    if values["dataset"] is not None and any(arg.startswith("--dataset") for arg in argv):
+        raise ValueError(f"The data is both `{values['data']}` and `{values['dataset']}`. Give one of them.")
+    values["dataset"] = values["data"]
+    for name in _SPLITS:
+        if any(with_dashes(arg).split("=")[0] == with_dashes(f"--{name}") for arg in argv):
+            raise ValueError(
+                f"`--{name}` needs `--dataset {values['data']}`: without it, the splits train, validation and test of "
+                "the data are used, or a part is held out."
+            )
+        values[name] = getattr(DataArguments, name)
+
+
+def read_recipe(path: str, names: Sequence[str]) -> dict[str, Any]:
+    """Reads a recipe, a YAML file whose keys are among `names`."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"The recipe `{path}` does not exist.")
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"`{path}` is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"`{path}` is not a recipe: write one `name: value` per line.")
+    for key in content:
+        if key not in names:
+            reason = explain_old_name(str(key)) or f"`{key}` is not an option.{closest(str(key), names)}"
+            raise ValueError(f"{path}: {reason}")
+    return content
 
 
 def run(argv: Sequence[str]) -> None:
     """Runs the command."""
-    parser = make_parser()
+    parser = TrainParser()
     values = parser.parse_values(argv)
     data = DataArguments(**parser.values_of(DataArguments, values))
     options = parser.values_of(XMCTrainingArguments, values)

@@ -207,7 +207,7 @@ def _name_classes(table: pa.Table, names: list[str]) -> pa.Table:
     if values.null_count or (len(codes) and not (0 <= codes.min() and codes.max() < len(names))):
         raise ValueError(f"Column `labels` has class indices outside 0 to {len(names) - 1}.")
     named = pa.array(names, pa.string()).take(values)
-    return pa.table({"labels": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), named)})
+    return pa.table({"labels": pa.ListArray.from_arrays(offsets, named)})
 
 
 def _split_labels(table: pa.Table, delimiter: str) -> pa.Table:
@@ -216,7 +216,7 @@ def _split_labels(table: pa.Table, delimiter: str) -> pa.Table:
     values = pc.utf8_trim_whitespace(values)
     keep = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
     kept = np.concatenate([[0], np.cumsum(keep)])[offsets]
-    return pa.table({"labels": pa.ListArray.from_arrays(pa.array(kept, pa.int32()), values.filter(pa.array(keep)))})
+    return pa.table({"labels": pa.ListArray.from_arrays(kept, values.filter(pa.array(keep)))})
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
@@ -282,11 +282,9 @@ def _vector_batches(dataset: Dataset) -> Iterator[tuple[int, np.ndarray, np.ndar
                 f"{_place(start, row)} has {offsets[row + 1] - offsets[row]} feature ids but "
                 f"{value_offsets[row + 1] - value_offsets[row]} feature values. Both lists must be equally long."
             )
-        for name, items in (("id", ids), ("value", values)):
-            if items.null_count:
-                entry = int(np.argmax(items.is_null().to_numpy(zero_copy_only=False)))
-                row = int(np.searchsorted(offsets, entry, side="right")) - 1
-                raise ValueError(f"{_place(start, row)} has a null feature {name}. Remove that feature.")
+        for items, what in ((ids, lambda i: "a null feature id"), (values, lambda i: "a null feature value")):
+            missing = items.is_null().to_numpy(zero_copy_only=False)
+            raise_at(missing, offsets, what, "Remove that feature.", partial(_place, start))
         with np.errstate(over="ignore"):
             numbers = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
         yield start, offsets, ids.to_numpy(zero_copy_only=False).astype(np.int64, copy=False), numbers
@@ -305,17 +303,12 @@ def check_rows(
 
     Row i has the entries `offsets[i]` to `offsets[i + 1]`; the first offset is 0. `place` describes row i in errors.
     """
-    _raise_at(ids < 0, offsets, lambda i: f"the negative feature id {ids[i]}", "Feature ids start at 0.", place)
+    raise_at(ids < 0, offsets, lambda i: f"the negative feature id {ids[i]}", "Feature ids start at 0.", place)
     if num_features is not None:
         way_out = f"Ids must be smaller than the number of features, {num_features}."
-        _raise_at(ids >= num_features, offsets, lambda i: f"the feature id {ids[i]}", way_out, place)
-    _raise_at(
-        ~np.isfinite(values),
-        offsets,
-        lambda i: f"the value {values[i]} for feature {ids[i]}",
-        "Feature values must be finite float32 numbers.",
-        place,
-    )
+        raise_at(ids >= num_features, offsets, lambda i: f"the feature id {ids[i]}", way_out, place)
+    way_out = "Feature values must be finite float32 numbers."
+    raise_at(~np.isfinite(values), offsets, lambda i: f"the value {values[i]} for feature {ids[i]}", way_out, place)
     if len(ids) < 2:
         return ids, values
     step = np.diff(ids.astype(np.int64, copy=False))
@@ -327,13 +320,14 @@ def check_rows(
         order = np.lexsort((ids, rows))
         return check_rows(offsets, ids[order], values[order], place)
     way_out = "Add up or remove repeated features first."
-    _raise_at(np.append(step == 0, False), offsets, lambda i: f"feature {ids[i]} twice", way_out, place)
+    raise_at(np.append(step == 0, False), offsets, lambda i: f"feature {ids[i]} twice", way_out, place)
     return ids, values
 
 
-def _raise_at(
+def raise_at(
     bad: np.ndarray, offsets: np.ndarray, what: Callable[[int], str], way_out: str, place: Callable[[int], str]
 ) -> None:
+    """Raises at the first bad entry of sparse rows: `place` describes its row, `what` the entry."""
     if bad.any():
         entry = int(np.argmax(bad))
         row = int(np.searchsorted(offsets, entry, side="right")) - 1

@@ -143,12 +143,8 @@ def find_sources(
     """
     The sources of a corpus, in order. Nothing is read yet.
 
-    Args:
-        inputs (`Sequence`):
-            Files, patterns such as `part-*.jsonl`, folders (a dataset with splits, or files in the order of their
-            names), ids of datasets on the Hub, or loaded `datasets.Dataset`s.
-        columns ([`CorpusColumns`]): The columns to read.
-        split (`str`, *optional*): Split of folders and datasets that have several.
+    `inputs` are files, patterns such as `part-*.jsonl`, folders (a dataset with splits, or files in the order of their
+    names), ids of datasets on the Hub, or loaded datasets; `split` is that of folders and datasets with several.
     """
     sources: list[Source] = []
     for number, item in enumerate(inputs, 1):

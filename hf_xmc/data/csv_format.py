@@ -29,31 +29,16 @@ _NOT_IN_WINDOWS_1252 = b"\x81\x8d\x8f\x90\x9d"
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """
-    How to read a file of delimited text.
-
-    Args:
-        encoding (`str`): Name of the encoding, as Python knows it.
-        separator (`str`): What separates the columns.
-        columns (`tuple[str, ...]`): Names in the first line.
-        skipped (`int`, *optional*): Lines before it: Excel writes `sep=;`.
-    """
+    """How to read a file of delimited text, whose first line names the columns."""
 
     encoding: str
     separator: str
     columns: tuple[str, ...]
-    skipped: int = 0
+    skipped: int = 0  # lines before the first one: Excel writes `sep=;`
 
 
 def find_csv_format(path: str | Path, encoding: str | None = None, separator: str | None = None) -> CsvFormat:
-    """
-    Finds encoding, separator and columns of a file, which may be compressed.
-
-    Args:
-        path (`str` or `Path`): The file.
-        encoding (`str`, *optional*): The encoding, if it is known.
-        separator (`str`, *optional*): The separator, if it is known.
-    """
+    """Finds encoding and separator, as far as they are not given, and columns of a file, which may be compressed."""
     encoding = encoding or find_encoding(path)
     try:
         with fsspec.open(str(path), "rt", encoding=encoding, newline="", compression="infer") as file:

@@ -35,26 +35,15 @@ _MOST_WORDS = 4
 
 @dataclass(frozen=True)
 class FoundColumns:
-    """
-    Where a table has its texts and labels.
-
-    Args:
-        text (`str`): Column of the texts.
-        labels (`str`): Column of the labels.
-        format (`str`): `"lists"`, `"JSON lists"` (as text), `"delimited"` or `"one each"` (one label in a row).
-        delimiter (`str`, *optional*): Separator of the labels.
-        id (`str`, *optional*): Column that identifies documents.
-        others (`tuple[str, ...]`, *optional*): Columns that are not used.
-        more_texts (`tuple[str, ...]`, *optional*): Columns of texts that follow the first one.
-    """
+    """Where a table has its texts and labels."""
 
     text: str
     labels: str
-    format: str
+    format: str  # "lists", "JSON lists" (as text), "delimited" or "one each" (one label in a row)
     delimiter: str | None = None
-    id: str | None = None
-    others: tuple[str, ...] = ()
-    more_texts: tuple[str, ...] = ()
+    id: str | None = None  # identifies documents
+    others: tuple[str, ...] = ()  # not used
+    more_texts: tuple[str, ...] = ()  # texts that follow the first one
 
 
 def find_columns(
@@ -65,14 +54,10 @@ def find_columns(
     known: Mapping[str, Any] | None = None,
 ) -> FoundColumns:
     """
-    Finds the columns of texts and labels, and what separates the labels.
+    Finds the columns of texts and labels, and what separates the labels, as far as they are not given.
 
-    Args:
-        dataset (`datasets.Dataset`): A table.
-        text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, if it is known, or several.
-        label_column (`str`, *optional*): Column of the labels, if it is known.
-        label_delimiter (`str`, *optional*): Separator of the labels, if it is known; `""` for one label in each row.
-        known (`dict[str, Any]`, *optional*): The result for other data of the same kind; used where it fits.
+    A `label_delimiter` of `""` stands for one label in each row. `known` is the result for other data of the same
+    kind; it is used where it fits.
     """
     names = dataset.column_names
     texts = [text_column] if isinstance(text_column, str) else list(text_column or ())
@@ -137,21 +122,17 @@ def split_lists(values: Sequence[Any], delimiters: str, known: set[str] | None =
     """
     The lists of a column: lists, lists as JSON or Python writes them, or delimited strings.
 
-    Args:
-        values (`Sequence`): The column.
-        delimiters (`str`): What may separate the items of a string; the one that most strings have does.
-        known (`set[str]`, *optional*):
-            What items may be. Then the delimiter that makes most strings lists of known items separates them.
+    Of the `delimiters`, the one that most strings have separates items; if it is `known` what items may be, the one
+    that makes most strings lists of such items.
     """
     texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
     kind, delimiter = "one each", None
-    if texts and sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts):
+    if _are_lists(texts):
         kind = "JSON lists"
     elif texts and known is not None:
         choices = [FoundColumns("", "", "delimited", candidate) for candidate in (None, *delimiters)]
-        delimiter = max(
-            choices, key=lambda found: sum(known.issuperset(parse_labels(t, found)) for t in texts)
-        ).delimiter
+        best = max(choices, key=lambda found: sum(known.issuperset(parse_labels(t, found)) for t in texts))
+        delimiter = best.delimiter
     elif texts:
         found = max(delimiters, key=lambda candidate: _share_with(texts, candidate))
         delimiter = found if _share_with(texts, found) > 0 else None
@@ -186,9 +167,8 @@ def _find_labels(sample: dict[str, list[Any]], texts: Sequence[str]) -> str:
     named = _by_name(possible, LABEL_NAMES)
     if not named:
         _check_spread(sample)
-        named = _by_name(
-            (name for name in sample if name not in texts and _is_surely_labels(name, sample)), LABEL_NAMES
-        )
+        sure = [name for name in sample if name not in texts and _is_surely_labels(name, sample)]
+        named = _by_name(sure, LABEL_NAMES)
     if named:
         return named[0]
     lists = [name for name in possible if isinstance(sample[name][0], (list, tuple))]
@@ -200,10 +180,7 @@ def _find_labels(sample: dict[str, list[Any]], texts: Sequence[str]) -> str:
     for candidates in (lists, repeating):
         if len(candidates) == 1:
             return candidates[0]
-    raise ValueError(
-        f"No column is clearly that of the labels; the columns are {', '.join(sample)}. Name it with `label_column` "
-        "(`--label-column`)." + _header_hint(sample)
-    )
+    raise _not_found("labels", "`label_column` (`--label-column`)", sample)
 
 
 def _is_surely_labels(name: str, sample: dict[str, list[Any]]) -> bool:
@@ -248,10 +225,12 @@ def _check_header(name: str) -> None:
         )
 
 
-def _header_hint(sample: dict[str, list[Any]]) -> str:
-    """A hint at a missing header: names of columns are short and not numbers."""
+def _not_found(what: str, option: str, sample: dict[str, list[Any]]) -> ValueError:
+    message = f"No column is clearly that of the {what}; the columns are {', '.join(sample)}. Name it with {option}."
+    # Names of columns are short and not numbers.
     looks_like_values = any(len(name) > 60 or name.replace(".", "").isdigit() for name in sample)
-    return " Does the file lack a first line with the names of the columns?" if looks_like_values else ""
+    hint = " Does the file lack a first line with the names of the columns?" if looks_like_values else ""
+    return ValueError(message + hint)
 
 
 def _find_text(sample: dict[str, list[Any]], label_column: str) -> str:
@@ -266,10 +245,7 @@ def _find_text(sample: dict[str, list[Any]], label_column: str) -> str:
     longest = sorted(possible, key=lambda name: _mean_length(sample[name]), reverse=True)
     if longest and (len(longest) == 1 or _mean_length(sample[longest[0]]) > 1.5 * _mean_length(sample[longest[1]])):
         return longest[0]
-    raise ValueError(
-        f"No column is clearly that of the texts; the columns are {', '.join(sample)}. Name it with `text_column` "
-        "(`--text-column`)." + _header_hint(sample)
-    )
+    raise _not_found("texts", "`text_column` (`--text-column`)", sample)
 
 
 def _mean_length(values: list[Any]) -> float:
@@ -308,7 +284,7 @@ def _label_format(values: list[Any], delimiter: str | None, column: str) -> tupl
     texts = [str(value).strip() for value in values]
     if delimiter is not None:
         return ("delimited", delimiter) if delimiter else ("one each", None)
-    if sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts):
+    if _are_lists(texts):
         return "JSON lists", None
     found = max(_CERTAIN_DELIMITERS, key=lambda candidate: _share_with(texts, candidate))
     if _share_with(texts, found) >= 0.01:
@@ -328,6 +304,10 @@ def _parse_list(text: str) -> list[Any] | None:
         if isinstance(value, (list, tuple)):
             return list(value)
     return None
+
+
+def _are_lists(texts: list[str]) -> bool:
+    return sum(text.startswith("[") and _parse_list(text) is not None for text in texts) > 0.9 * len(texts)
 
 
 def _share_with(texts: list[str], delimiter: str) -> float:

@@ -16,7 +16,7 @@ from ..utils import join_texts
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .discovery import FoundColumns, find_columns, parse_labels
-from .readers import extension_of, load_sample, load_splits, split_name
+from .readers import TABLES, extension_of, load_sample, load_splits, split_name
 
 _BATCH_SIZE = 10_000
 _SPLITS = ("train", "validation", "test")
@@ -24,20 +24,12 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclass
 class RowCounts:
-    """
-    What became of the rows of a table.
-
-    Args:
-        rows (`int`, *optional*): All rows.
-        empty (`int`, *optional*): Rows without a text, left out.
-        unlabelled (`int`, *optional*): Rows without labels, left out.
-        repeated (`int`, *optional*): Rows whose text occurred before; their labels were added to it.
-    """
+    """What became of the rows of a table."""
 
     rows: int = 0
-    empty: int = 0
-    unlabelled: int = 0
-    repeated: int = 0
+    empty: int = 0  # without a text, left out
+    unlabelled: int = 0  # without labels, left out
+    repeated: int = 0  # with a text that occurred before, to which their labels were added
 
     @property
     def documents(self) -> int:
@@ -47,22 +39,13 @@ class RowCounts:
 
 @dataclass
 class Documents:
-    """
-    Labelled documents, and how they were found.
+    """Labelled documents by split, with `text` (or vectors) and `labels`, and how they were found."""
 
-    Args:
-        name (`str`, *optional*): Path or Hub id.
-        splits (`dict[str, datasets.Dataset]`): Documents with `text` (or vectors) and `labels`, by split.
-        columns ([`FoundColumns`], *optional*): Where they were; `None` if they were prepared already.
-        counts (`dict[str, RowCounts]`): What became of the rows of each split.
-        encoding (`str`, *optional*): Encoding of a csv file.
-        separator (`str`, *optional*): Separator of the columns of a csv file.
-    """
-
-    name: str | None
+    name: str | None  # path or Hub id
     splits: dict[str, Dataset]
-    columns: FoundColumns | None = None
+    columns: FoundColumns | None = None  # `None` if the documents were prepared already
     counts: dict[str, RowCounts] = field(default_factory=dict)
+    # Of a csv file.
     encoding: str | None = None
     separator: str | None = None
 
@@ -86,20 +69,10 @@ def load_documents(
     Rows without text or labels are left out. Rows with the same text, or with the same id, are one document with the
     labels of all of them.
 
-    Args:
-        source (`str`, `Path`, `datasets.Dataset`, `dict[str, datasets.Dataset]` or `pandas.DataFrame`):
-            A file (csv, tsv, parquet, jsonl, json, xlsx), a folder, the id of a dataset on the Hub, `"sample"`, or
-            loaded data.
-        split (`str`, *optional*): Only this split.
-        text_column (`str` or `Sequence[str]`, *optional*): Column of the texts, or several, see [`join_texts`].
-        label_column (`str`, *optional*): Column of the labels.
-        label_delimiter (`str`, *optional*): Separator of the labels in a column of strings; `""` for none.
-        encoding (`str`, *optional*): Encoding of a csv file.
-        separator (`str`, *optional*): Separator of the columns of a csv file.
-        sheet (`str`, *optional*): Sheet of an Excel file.
-        known (`dict[str, Any]`, *optional*):
-            Columns and separator of other data of the same kind, as fields of [`FoundColumns`]; used where they fit.
-        cache_dir (`str`, *optional*): Folder of the Arrow files; by default the cache of `datasets`.
+    `source` is a file (csv, tsv, parquet, jsonl, json, xlsx), a folder, the id of a dataset on the Hub, `"sample"`, or
+    loaded data. Several columns of texts are joined, see [`join_texts`]. A `label_delimiter` of `""` stands for one
+    label in each row. `encoding` and `separator` are those of a csv file, `sheet` is one of an Excel file. `known` are
+    the fields of [`FoundColumns`] of other data of the same kind; they are used where they fit.
     """
     options = {"encoding": encoding, "sep": separator, "sheet": sheet}
     given = {name: value for name, value in options.items() if value is not None}
@@ -188,7 +161,7 @@ def _files(path: Path) -> list[Path]:
 
 def _only_table(path: Path, files: list[Path]) -> str:
     """The path, or the file in it if it is a folder with a single table."""
-    tables = [file for file in files if extension_of(file) in (".csv", ".tsv", ".parquet", ".jsonl", ".json", ".xlsx")]
+    tables = [file for file in files if extension_of(file) in TABLES]
     return str(tables[0]) if path.is_dir() and len(tables) == 1 else str(path)
 
 
@@ -265,13 +238,11 @@ def _assemble(table: Dataset, found: FoundColumns, rows: list[int], labels: list
     if found.text != "text":
         texts = texts.rename_column(found.text, "text")
     texts = texts if len(rows) == len(table) else texts.select(rows)
-    kind = "int64" if all(isinstance(label, int) for own in labels for label in own) else "string"
-    if kind == "string":
-        labels = [[str(label) for label in own] for own in labels]
-    column = pa.table({"labels": pa.array(labels, pa.list_(pa.int64() if kind == "int64" else pa.string()))})
-    features = Dataset(column).features
-    assert isinstance(features["labels"], List) and features["labels"].feature == Value(kind)
-    return prepare_dataset(concatenate_datasets([texts, Dataset(column)], axis=1, split=table.split))
+    kind = pa.int64()
+    if not all(isinstance(label, int) for own in labels for label in own):
+        kind, labels = pa.string(), [[str(label) for label in own] for own in labels]
+    column = Dataset(pa.table({"labels": pa.array(labels, pa.list_(kind))}))
+    return prepare_dataset(concatenate_datasets([texts, column], axis=1, split=table.split))
 
 
 def _name_classes(table: Dataset, column: str) -> Dataset:
@@ -280,12 +251,11 @@ def _name_classes(table: Dataset, column: str) -> Dataset:
     classes = getattr(feature, "feature", feature)
     if not hasattr(classes, "names"):
         return table
-    names = classes.names
 
     def name(value: Any) -> Any:
-        return (
-            [names[number] for number in value] if isinstance(value, list) else None if value is None else names[value]
-        )
+        if isinstance(value, list):
+            return [name(number) for number in value]
+        return None if value is None else classes.names[value]
 
     features = table.features.copy()
     features[column] = List(Value("string")) if classes is not feature else Value("string")

@@ -25,7 +25,7 @@ import pyarrow.csv as csv
 from datasets import Dataset, Features, List, Value
 from scipy.sparse import csr_matrix, load_npz
 
-from .columns import check_rows
+from .columns import check_rows, raise_at
 from .streams import BLOCK_BYTES, cached_dataset, line_blocks, open_bytes, text_lines
 
 # ---- PECOS ----
@@ -80,9 +80,8 @@ def read_pecos(folder: Path, split: str, cache_dir: str | None = None) -> Datase
         "text": str(text) if text.is_file() else None,
         "folder": str(folder),
     }
-    files = [
-        path for path in (labels, vectors, text, folder / "output-items.txt") if path is not None and path.is_file()
-    ]
+    possible = (labels, vectors, text, folder / "output-items.txt")
+    files = [path for path in possible if path is not None and path.is_file()]
     return cached_dataset(pecos_tables, options, Features(features), files=files, split=split, cache_dir=cache_dir)
 
 
@@ -109,9 +108,8 @@ def pecos_tables(labels: str, vectors: str | None, text: str | None, folder: str
                 columns["text"] = pa.array(block, pa.string())
             if vectors is not None:
                 offsets, ids, values = x.read(start, stop)
-                row_offsets = pa.array(offsets, pa.int32())
-                columns["feature_ids"] = pa.ListArray.from_arrays(row_offsets, pa.array(ids, pa.int32()))
-                columns["feature_values"] = pa.ListArray.from_arrays(row_offsets, pa.array(values, pa.float32()))
+                columns["feature_ids"] = pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32()))
+                columns["feature_values"] = pa.ListArray.from_arrays(offsets, values)
             columns["labels"] = _label_lists(*y.read(start, stop), names if names_are_labels(names) else None)
             yield pa.table(columns)
     if lines is not None and (rest := sum(1 for _ in lines)):
@@ -135,7 +133,7 @@ def _label_lists(offsets: np.ndarray, ids: np.ndarray, values: np.ndarray, names
     items = pa.array(ids[values != 0], pa.int32())
     if names is not None:
         items = pa.array(names, pa.string()).take(items)
-    return pa.ListArray.from_arrays(pa.array(kept, pa.int32()), items)
+    return pa.ListArray.from_arrays(kept, items)
 
 
 class CsrStream:
@@ -259,9 +257,8 @@ def has_xmc_header(path: Path) -> bool:
 
 def read_xmc_text(path: Path, split: str, cache_dir: str | None = None) -> Dataset:
     """Loads vectors and integer labels from a file, plain or gzipped."""
-    return cached_dataset(
-        xmc_tables, {"path": str(path)}, _XMC_FEATURES, files=[path], split=split, cache_dir=cache_dir
-    )
+    options = {"path": str(path)}
+    return cached_dataset(xmc_tables, options, _XMC_FEATURES, files=[path], split=split, cache_dir=cache_dir)
 
 
 def xmc_tables(path: str) -> Iterator[pa.Table]:
@@ -301,30 +298,25 @@ def xmc_tables(path: str) -> Iterator[pa.Table]:
 
 def _table(lines: _Lines, path: str, first_line: int, num_features: int, num_labels: int) -> pa.Table:
     label_offsets = np.concatenate([[0], np.cumsum(lines.num_labels)])
+
+    def place(row: int) -> str:
+        return f"`{path}`, line {first_line + row},"
+
+    def what(entry: int) -> str:
+        return f"the label {lines.labels[entry]}, but the header announces {num_labels} labels, numbered from 0"
+
     bad = (lines.labels < 0) | (lines.labels >= num_labels)
-    if bad.any():
-        entry = int(np.argmax(bad))
-        row = int(np.searchsorted(label_offsets, entry, side="right")) - 1
-        raise ValueError(
-            f"`{path}`, line {first_line + row}, has the label {lines.labels[entry]}, but the header announces "
-            f"{num_labels} labels, numbered from 0. Correct line 1 or the label."
-        )
+    raise_at(bad, label_offsets, what, "Correct line 1 or the label.", place)
     offsets = np.concatenate([[0], np.cumsum(lines.num_features)])
     with np.errstate(over="ignore"):
         values = lines.values.astype(np.float32)
-    ids, values = check_rows(
-        offsets, lines.ids, values, lambda row: f"`{path}`, line {first_line + row},", num_features
-    )
-    offsets = pa.array(offsets, pa.int32())
-    return pa.table(
-        {
-            "feature_ids": pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32())),
-            "feature_values": pa.ListArray.from_arrays(offsets, pa.array(values, pa.float32())),
-            "labels": pa.ListArray.from_arrays(
-                pa.array(label_offsets, pa.int32()), pa.array(lines.labels, pa.int32())
-            ),
-        }
-    )
+    ids, values = check_rows(offsets, lines.ids, values, place, num_features)
+    columns = {
+        "feature_ids": pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32())),
+        "feature_values": pa.ListArray.from_arrays(offsets, values),
+        "labels": pa.ListArray.from_arrays(label_offsets, pa.array(lines.labels, pa.int32())),
+    }
+    return pa.table(columns)
 
 
 def _parse(lines: list[bytes], path: str, first_line: int) -> _Lines:
@@ -429,9 +421,8 @@ def read_pair(
 ) -> Dataset:
     """Loads texts and string labels, which are separated by whitespace by default."""
     options = {"texts": str(texts), "labels": str(labels), "delimiter": delimiter}
-    return cached_dataset(
-        pair_tables, options, _PAIR_FEATURES, files=[texts, labels], split=split, cache_dir=cache_dir
-    )
+    files = [texts, labels]
+    return cached_dataset(pair_tables, options, _PAIR_FEATURES, files=files, split=split, cache_dir=cache_dir)
 
 
 def pair_tables(texts: str, labels: str, delimiter: str | None) -> Iterator[pa.Table]:

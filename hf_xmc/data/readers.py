@@ -17,25 +17,11 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from .columns import prepare_dataset
 from .csv_format import find_csv_format
 from .excel import read_excel
-from .formats import (
-    has_xmc_header,
-    pair_splits,
-    pecos_splits,
-    read_pair,
-    read_pecos,
-    read_xmc_text,
-)
+from .formats import has_xmc_header, pair_splits, pecos_splits, read_pair, read_pecos, read_xmc_text
 from .streams import open_bytes, plain_error
 
 # Extension → loader of `datasets`, in order of preference.
-TABLES = {
-    ".parquet": "parquet",
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".xlsx": "excel",
-}
+TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 _XMC_EXTENSIONS = (".txt", ".svm")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _SPLIT_NAMES = {

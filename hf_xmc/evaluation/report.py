@@ -47,13 +47,8 @@ def format_by_frequency(
         digits (`int`, *optional*, defaults to 2): Digits after the point.
     """
     check_buckets(rows, k)
-    header = [
-        "training documents",
-        "labels",
-        "true labels",
-        "positives",
-        *(f"{name}@{k} %" for name in _BUCKET_METRICS),
-    ]
+    header = ["training documents", "labels", "true labels", "positives"]
+    header += [f"{name}@{k} %" for name in _BUCKET_METRICS]
     lines = [
         [str(row["bucket"]), *(f"{row[name]:,}" for name in ("labels", "true_labels", "positives"))]
         + [_percent(row[f"{name}@{k}"], digits) for name in _BUCKET_METRICS]

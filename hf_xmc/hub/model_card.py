@@ -162,24 +162,14 @@ _HIDDEN_OPTIONS = ("encoder_name", "embedding_cache", "num_threads", "eval_ks")
 
 @dataclass
 class CardOptions:
-    """
-    Content of a card that the files of the model do not contain.
+    """Content of a card that the files of the model do not contain."""
 
-    Args:
-        model_name (`str`, *optional*): Hub id; the name of the folder by default.
-        dataset (`str`, *optional*): Name of the data or its Hub id, if the training record lacks it.
-        base_model (`str`, *optional*): Hub id of the encoder, if the training started from a folder.
-        license (`str`, *optional*): Licence of the model, such as `cc-by-4.0`.
-        language (`str` or `list[str]`, *optional*): Language of the texts, such as `en`.
-        tags (`list[str]`, *optional*): Additional tags.
-    """
-
-    model_name: str | None = None
-    dataset: str | None = None
-    base_model: str | None = None
-    license: str | None = None
-    language: str | list[str] | None = None
-    tags: list[str] = field(default_factory=list)
+    model_name: str | None = None  # Hub id; the name of the folder by default
+    dataset: str | None = None  # name of the data or its Hub id, if the training record lacks it
+    base_model: str | None = None  # Hub id of the encoder, if the training started from a folder
+    license: str | None = None  # such as `cc-by-4.0`
+    language: str | list[str] | None = None  # of the texts, such as `en`
+    tags: list[str] = field(default_factory=list)  # additional ones
 
 
 @dataclass
@@ -285,7 +275,7 @@ class ModelSummary:
         files = [path for model in self.models for path in model.folder.iterdir()]
         return sum(path.stat().st_size for path in files if path.suffix in (".safetensors", ".json", ".txt"))
 
-    def frequent_labels(self, count: int = 8) -> list[str]:
+    def frequent_labels(self, count: int) -> list[str]:
         """Returns the labels with the most training documents, escaped for a Markdown table."""
         order = np.argsort(-self.labels.counts, kind="stable")[:count]
         return [_escaped(self.labels.names[i]) for i in order]

@@ -184,11 +184,7 @@ def export_model(folder: str | os.PathLike, output: str | os.PathLike) -> list[s
 
 
 def push_folder(
-    folder: str | os.PathLike,
-    destination: Destination,
-    *,
-    self_contained: bool = True,
-    source: str | None = None,
+    folder: str | os.PathLike, destination: Destination, *, self_contained: bool = True, source: str | None = None
 ) -> Any:
     """
     Uploads the folder of a saved model; returns the commit, or a `Future` of it.

@@ -19,7 +19,7 @@ from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
 from ..modeling_utils import PredictMixin, model_files, named
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
-from ..utils import Progress, available_cores, check_count, count_threads, join_texts
+from ..utils import available_cores, check_count, count_threads, join_texts
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
 from .writers import FORMATS, PREDICTED, Predictions, join_files, parquet_schema, prediction_writer
@@ -129,7 +129,7 @@ def predict_corpus(
     with folder.locked():
         identity = _job_identity(model, sources, arguments, suffix) if processes.is_main else {}
         old_plan = processes.from_main(lambda: _find_plan(folder, file, identity, overwrite))
-        corpus = _load_corpus(sources, processes, runtime.progress)
+        corpus = _load_corpus(sources, processes, runtime)
         plan = processes.from_main(lambda: _start_job(folder, old_plan, identity, corpus))
         if not processes.is_main:
             folder.lock(shared=True)
@@ -163,8 +163,7 @@ def _part_writer(
                 for kept, predictions in predict_range(model, corpus, documents, arguments, runtime.num_threads):
                     write(kept, predictions)
                     done += len(predictions)
-                    if runtime.progress is not None:
-                        runtime.progress("predict", done, total)
+                    runtime.report("predict", done, total)
 
     return write_parts
 
@@ -200,9 +199,7 @@ def predict_documents(
     with torch.no_grad():
         hierarchy: dict[str, Any] = {"level": arguments.level, "with_parents": arguments.with_parents}
         output = model.find_labels(features, *search, restriction=restriction, **hierarchy)
-    named_labels = model.name_labels(output)
-    assert model.labels is not None
-    names = model.labels.other_names
+    named_labels, names = model.name_labels(output), model.checked_labels().other_names
     return [[named(pair, names) for pair in pairs if pair[1] >= arguments.threshold] for pairs in named_labels]
 
 
@@ -214,13 +211,12 @@ def corpus_columns(model: PredictMixin, arguments: PredictionArguments) -> Corpu
     return CorpusColumns(columns, False in kinds, tuple(arguments.keep_columns), arguments.sheet)
 
 
-def _load_corpus(sources: Sequence[Source], processes: ProcessGroup, progress: Progress | None) -> Corpus:
+def _load_corpus(sources: Sequence[Source], processes: ProcessGroup, runtime: Runtime) -> Corpus:
     """Loads all sources. Processes share the conversion of files; each file is converted once."""
     own = processes.own(sources)
     for done, source in enumerate(own, 1):
         source.dataset  # noqa: B018
-        if progress is not None:
-            progress("load", done, len(own))
+        runtime.report("load", done, len(own))
     processes.wait()
     return Corpus(sources)
 

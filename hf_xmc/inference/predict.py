@@ -93,8 +93,7 @@ def map_batches(
             stop = min(starts[index] + size, len(dataset))
             chunk = dataset.select(range(starts[index], stop))
             yield function(document_features(model, chunk, batch_size, runtime.num_threads))
-            if runtime.progress is not None:
-                runtime.progress("predict", stop, len(dataset))
+            runtime.report("predict", stop, len(dataset))
 
     yield from runtime.cache.pieces("predictions", len(starts), make)
 
@@ -179,8 +178,7 @@ def evaluate_level(
 
     def search(start: int, stop: int) -> dict[str, np.ndarray]:
         vectors = torch.from_numpy(model.embed(texts[start:stop], batch_size)).to(model.device)
-        if runtime.progress is not None:
-            runtime.progress("evaluate", stop, len(dataset))
+        runtime.report("evaluate", stop, len(dataset))
         return {"nodes": model.search_level(vectors, level, metrics.ks[-1])[1].cpu().numpy()}
 
     metrics.update(runtime.cache.rows("nodes", len(dataset), search)["nodes"], truth)

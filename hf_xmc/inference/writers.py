@@ -29,10 +29,12 @@ Write = Callable[[Batch, Predictions], None]
 """Writes the columns to keep and the predictions of some documents."""
 
 
-def json_line(kept: dict[str, Any], predicted: list[dict[str, Any]]) -> str:
-    """The JSON line of a document."""
-    labels = [{**label, "score": round(label["score"], 6)} for label in predicted]
-    return json.dumps({**kept, "labels": labels}, ensure_ascii=False, default=str) + "\n"
+def json_lines(kept: Batch, predictions: Predictions) -> Iterator[str]:
+    """Yields the JSON lines of some documents."""
+    for row, predicted in enumerate(predictions):
+        labels = [{**label, "score": round(label["score"], 6)} for label in predicted]
+        document = {**{name: values[row] for name, values in kept.items()}, "labels": labels}
+        yield json.dumps(document, ensure_ascii=False, default=str) + "\n"
 
 
 def parquet_schema(kept: Features, has_names: bool = False) -> pa.Schema:
@@ -86,8 +88,7 @@ class _LineWriter:
         self._file = file
 
     def write(self, kept: Batch, predictions: Predictions) -> None:
-        for row, labels in enumerate(predictions):
-            self._file.write(json_line({name: values[row] for name, values in kept.items()}, labels).encode("utf-8"))
+        self._file.writelines(line.encode("utf-8") for line in json_lines(kept, predictions))
 
     def finish(self) -> None:
         pass

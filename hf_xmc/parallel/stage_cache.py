@@ -373,3 +373,8 @@ class Runtime:
     num_threads: int | None = None
     progress: Progress | None = None
     cache: StageCache = NO_CACHE
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Calls `progress`, if there is one."""
+        if self.progress is not None:
+            self.progress(stage, done, total)

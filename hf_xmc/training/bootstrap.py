@@ -134,8 +134,7 @@ def _predicted_nodes(
     def search(start: int, stop: int) -> dict[str, np.ndarray]:
         part = torch.from_numpy(vectors[start:stop]).to(model.device)
         nodes = model.search_level(part, level, top_k, beam_size=top_k)[1].cpu().numpy()
-        if runtime.progress is not None:
-            runtime.progress("shortlist", stop, len(vectors))
+        runtime.report("shortlist", stop, len(vectors))
         return {"nodes": nodes}
 
     nodes = runtime.cache.rows("nodes", len(vectors), search)["nodes"]

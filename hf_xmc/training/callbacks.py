@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: the start, the ends of levels, signals; and the timer of the stages."""
+"""Callbacks of the trainer: the start, the ends of levels, signals."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,26 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
-
-
-class StageTimer:
-    """Measures the stages of a training; logs the seconds of each and what it reports, and says which one begins."""
-
-    def __init__(self, log: Callable[[dict[str, float]], None], begin: Callable[[str], None] | None = None) -> None:
-        self._log, self._begin = log, begin
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[dict[str, float]]:
-        """Measures its block and logs `<name>_seconds` with the values that the block puts into the dictionary."""
-        if self._begin is not None:
-            self._begin(name)
-        start = time.perf_counter()
-        metrics: dict[str, float] = {}
-        yield metrics
-        seconds = time.perf_counter() - start
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self._log({f"{name}_seconds": round(seconds, 2), **metrics})
 
 
 class StartCallback(TrainerCallback):

@@ -73,9 +73,8 @@ def save_random_state(folder: str, process: int = 0) -> None:
         tensors |= {f"cuda.{i}": state.numpy() for i, state in enumerate(torch.cuda.get_rng_state_all())}
     name = os.path.join(folder, f"{RANDOM_FILE}_{process}")
     save_tensors(f"{name}.safetensors", tensors, "random state", {})
-    write_json(
-        f"{name}.json", {"python": [version, gauss], "numpy": [kind, int(position), int(has_gauss), float(cached)]}
-    )
+    rest = {"python": [version, gauss], "numpy": [kind, int(position), int(has_gauss), float(cached)]}
+    write_json(f"{name}.json", rest)
 
 
 def load_random_state(folder: str, process: int = 0) -> None:
@@ -112,9 +111,8 @@ def load_level_state(folder: str) -> tuple[dict[str, Any], list[csr_matrix | Non
     """Reads what [`save_level_state`] wrote."""
     state = read_json(os.path.join(folder, LEVEL_FILE))
     shortlists: list[csr_matrix | None] = []
-    tensors: dict[str, np.ndarray] = {}
-    if any(shape is not None for shape in state["shortlists"]):
-        tensors, _ = load_tensors(os.path.join(folder, SHORTLIST_FILE), "shortlist")
+    has_any = any(shape is not None for shape in state["shortlists"])
+    tensors = load_tensors(os.path.join(folder, SHORTLIST_FILE), "shortlist")[0] if has_any else {}
     for index, shape in enumerate(state["shortlists"]):
         shortlist = None
         if shape is not None:

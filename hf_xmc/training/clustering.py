@@ -13,7 +13,7 @@ from ..features import Features
 from ..label_tree import LabelTree
 from ..linear_ranker import sparse_part
 from ..parallel.stage_cache import Runtime
-from ..utils import Progress, count_threads
+from ..utils import count_threads
 from .kernels_cluster import bisect, nearest_centre
 from .options import TreeArguments
 
@@ -42,7 +42,7 @@ def build_tree(label_features: Features, arguments: TreeArguments, runtime: Runt
         return LabelTree.flat(num_labels)
     rows = _Rows(label_features, runtime)
     if arguments.clustering == "kmeans":
-        return _kmeans_tree(rows, arguments, runtime.progress)
+        return _kmeans_tree(rows, arguments, runtime)
     return _balanced_tree(rows, arguments, runtime)
 
 
@@ -130,8 +130,7 @@ def _balanced_tree(rows: _Rows, arguments: TreeArguments, runtime: Runtime) -> L
 
             for _ in pool.map(cut, cuts):
                 done += 1
-                if runtime.progress is not None:
-                    runtime.progress("tree", done, len(sizes) - 1)
+                runtime.report("tree", done, len(sizes) - 1)
             ranges = [part for first, middle, last in cuts for part in ((first, middle), (middle, last))]
     return LabelTree(child_offsets, order)
 
@@ -142,7 +141,7 @@ def _middle(first: int, last: int, strides: list[int]) -> int:
     return first + (last - first) // stride // 2 * stride
 
 
-def _kmeans_tree(rows: _Rows, arguments: TreeArguments, progress: Progress | None) -> LabelTree:
+def _kmeans_tree(rows: _Rows, arguments: TreeArguments, runtime: Runtime) -> LabelTree:
     """Splits every node by spherical k-means until it is small enough or the depth is reached."""
     depth = arguments.max_depth or 3
     groups = [np.arange(rows.count)]
@@ -157,8 +156,7 @@ def _kmeans_tree(rows: _Rows, arguments: TreeArguments, progress: Progress | Non
                 parts = _kmeans_split(rows, members, arguments.branching, arguments.kmeans_iterations, seed)
             below.extend(parts)
             parent.extend([node] * len(parts))
-            if progress is not None:
-                progress(f"tree level {level}", node + 1, len(groups))
+            runtime.report(f"tree level {level}", node + 1, len(groups))
         parents.append(np.array(parent))
         groups = below
     leaf_parent = np.empty(rows.count, dtype=np.int64)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -16,7 +19,6 @@ from ..parallel.stage_cache import Runtime
 from ..scorer import Scorer
 from ..vocabulary import LabelVocabulary
 from .arguments import XMCTrainingArguments
-from .callbacks import StageTimer
 from .embedding import embed_dataset, tokens_digest
 from .large_encoders import ShardedEncoder
 from .ranker import KeptRanker
@@ -25,53 +27,44 @@ from .scoring import held_out_documents
 
 @dataclass
 class RunContext:
-    """
-    The state of a training. Each stage reads what earlier stages have set and adds its own result.
-
-    Args:
-        label_texts ([`LabelVocabulary`] or `False`, *optional*):
-            What is known about the labels; `False` if no texts are to be used, not even names that are words.
-        validation (`datasets.Dataset`, *optional*): Documents on which the last scorer is fitted.
-        scorer ([`Scorer`], *optional*): A last scorer that was fitted before, on other parts of the same data.
-        labels_seen_only (`bool`, *optional*, defaults to `False`): Whether labels without documents are left out.
-        kept ([`KeptRanker`], *optional*): The ranker of a model that gets further documents.
-        num_previous (`int`, *optional*, defaults to 0): Number of documents that it was trained on; the first ones.
-    """
+    """The state of a training. Each stage reads what earlier stages have set and adds its own result."""
 
     model: XMCForTextClassification
     args: XMCTrainingArguments
     dataset: Dataset
     runtime: Runtime
-    timer: StageTimer
+    log: Callable[[dict[str, float]], None]
+    begin_stage: Callable[[str], None]  # called with the name of each stage
+    # What is known about the labels; `False` if no texts are to be used, not even names that are words.
     label_texts: LabelVocabulary | Literal[False] | None = None
-    validation: Dataset | None = None
-    scorer: Scorer | None = None
-    labels_seen_only: bool = False
-    kept: KeptRanker | None = None
-    num_previous: int = 0
-    text_uses: dict[str, None] = field(default_factory=dict)
-    """Parts of the training that have used label texts."""
-    features: Features = field(init=False)
-    """Sparse features of the documents."""
-    targets: csr_matrix = field(init=False)
-    """`(documents, labels)` indicator of the true labels."""
-    tokens: Dataset = field(init=False)
-    """Tokenised documents, for methods with an encoder."""
-    sharded: ShardedEncoder | None = field(default=None, init=False)
-    """Set while FSDP shards the encoder."""
-    whole: RunContext | None = field(default=None, init=False)
-    """The context that this one is a subset of."""
-    rows: np.ndarray | None = field(default=None, init=False)
-    """The documents of the subset."""
+    validation: Dataset | None = None  # documents on which the last scorer is fitted
+    scorer: Scorer | None = None  # one that was fitted before, on other parts of the same data
+    labels_seen_only: bool = False  # whether labels without documents are left out
+    kept: KeptRanker | None = None  # the ranker of a model that gets further documents
+    num_previous: int = 0  # number of documents that it was trained on; the first ones
+    text_uses: dict[str, None] = field(default_factory=dict)  # parts of the training that have used label texts
+    seconds: dict[str, float] = field(default_factory=dict)  # of each stage
+    features: Features = field(init=False)  # sparse features of the documents
+    targets: csr_matrix = field(init=False)  # `(documents, labels)` indicator of the true labels
+    tokens: Dataset = field(init=False)  # tokenised documents, for methods with an encoder
+    sharded: ShardedEncoder | None = field(default=None, init=False)  # set while FSDP shards the encoder
+    whole: RunContext | None = field(default=None, init=False)  # the context that this one is a subset of
+    rows: np.ndarray | None = field(default=None, init=False)  # the documents of the subset
 
     def __post_init__(self) -> None:
         self._vectors: np.ndarray | None = None
-        self._tokens_key: str | None = None
         self._text_features: Features | None = None
 
-    def stage(self, name: str) -> AbstractContextManager[dict[str, float]]:
-        """Measures a stage and logs it with the values that the block puts into the dictionary."""
-        return self.timer.stage(name)
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, float]]:
+        """Measures its block and logs `<name>_seconds` with the values that the block puts into the dictionary."""
+        self.begin_stage(name)
+        start = time.perf_counter()
+        metrics: dict[str, float] = {}
+        yield metrics
+        seconds = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.log({f"{name}_seconds": round(seconds, 2), **metrics})
 
     def vectors(self) -> np.ndarray:
         """Returns the encoder's vectors of the training documents; computes them if the encoder has changed."""
@@ -87,7 +80,7 @@ class RunContext:
         model, tokens, runtime = self.model, self.tokens, self.runtime
         options = self.args.per_device_eval_batch_size, self.args.embedding_cache
         if not self.num_previous:
-            return embed_dataset(model, tokens, *options, runtime, self.tokens_key)
+            return embed_dataset(model, tokens, *options, runtime, lambda: self.tokens_key)
         # Apart, because the first training may have cached the vectors of its documents.
         within = replace(runtime, cache=runtime.cache.within("previous"))
         first, count = self.num_previous, len(tokens)
@@ -96,8 +89,7 @@ class RunContext:
 
     def readable_texts(self) -> list[str]:
         """Returns the texts of the labels, see [`Labels`]; empty ones if they are switched off."""
-        labels = self.model.labels
-        assert labels is not None
+        labels = self.model.checked_labels()
         return [""] * len(labels) if self.label_texts is False else labels.readable_texts()
 
     def text_features(self, use: str) -> Features | None:
@@ -144,21 +136,17 @@ class RunContext:
         held_out = self.held_out()
         if not len(held_out):
             return self
-        return self.subset(np.setdiff1d(np.arange(len(self.dataset)), held_out))
-
-    def subset(self, rows: np.ndarray) -> RunContext:
-        """Returns the context of some of the documents, with the same model."""
+        rows = np.setdiff1d(np.arange(len(self.dataset)), held_out)
         part = replace(self, dataset=self.dataset.select(rows))
         part.features, part.targets, part.whole, part.rows = self.features[rows], self.targets[rows], self, rows
         column = Dataset.from_dict({"document": np.arange(len(rows))})
         part.tokens = concatenate_datasets([self.tokens.select(rows).remove_columns("document"), column], axis=1)
         return part
 
+    @cached_property
     def tokens_key(self) -> str:
-        """Returns the fingerprint of the tokenised documents, which is computed once."""
-        if self._tokens_key is None:
-            self._tokens_key = tokens_digest(self.tokens)
-        return self._tokens_key
+        """The fingerprint of the tokenised documents."""
+        return tokens_digest(self.tokens)
 
     def whole_encoder(self) -> AbstractContextManager[None]:
         """Gathers the encoder for a block of code, if FSDP shards it."""

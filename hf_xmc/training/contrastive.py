@@ -51,15 +51,11 @@ class LabelTexts(Levels):
     The encoder reads documents and label texts. A document and one of its labels form a pair, whose cosine competes
     with those of the document and the other labels of the batch, see [`decoupled_softmax`]. A head of the labels is
     trained in the same steps by the same loss. It starts from the vectors of the labels, and reads no texts.
-
-    Args:
-        context ([`RunContext`]): The training after the stages of `PREPARATION`.
     """
 
     def _choose_groups(self) -> list[list[int]]:
         model, targets = self.context.model, self.context.targets
-        assert model.labels is not None
-        texts = model.labels.readable_texts()
+        texts = model.checked_labels().readable_texts()
         has_text = np.array([bool(text) for text in texts])
         if not has_text.all():
             logger.info("%d of %d labels have no text: fine-tuning skips them.", (~has_text).sum(), len(texts))
@@ -71,15 +67,13 @@ class LabelTexts(Levels):
         return [[]]  # one group, without level data
 
     def _has_heads(self) -> bool:
-        args, tree = self.context.args, self.context.model.label_tree
-        assert tree is not None
-        return args.predict_with == "all" and self.arguments.bootstrap and tree.num_labels <= self.arguments.max_nodes
+        fits = self.tree.num_labels <= self.arguments.max_nodes
+        return self.context.args.predict_with == "all" and self.arguments.bootstrap and fits
 
     @property
     def level(self) -> int:
         """The level of the labels."""
-        assert self.context.model.label_tree is not None
-        return self.context.model.label_tree.depth
+        return self.tree.depth
 
     @property
     def _trained_head(self) -> LevelHead | None:
@@ -172,13 +166,9 @@ class LabelTextCollator:
     """
     Data collator: pads documents and the texts of the labels that are drawn for them.
 
-    Args:
-        padding (`int`): Id of the padding token.
-        tokens (`Sequence[Sequence[int]]`): Tokens of each label text.
-        drawn (`np.ndarray`): The label drawn for each document, -1 for none.
-        level (`int`): Level of the labels in the tree.
-        counts (`csr_matrix`, *optional*): True nodes of the documents, `(documents, nodes)`, if labels have a head.
-        sampled (`np.ndarray`, *optional*): Nodes that are negatives of the head, ascending; all by default.
+    `padding` is the id of the padding token, `tokens` are those of each label text, `drawn` is the label drawn for
+    each document, -1 for none. If labels have a head, `level` is theirs in the tree, `counts` are the true nodes of
+    the documents, `(documents, nodes)`, and `sampled` its negatives, ascending; all nodes by default.
     """
 
     def __init__(
@@ -233,15 +223,9 @@ class LabelTextCollator:
 
 def draw_positives(targets: csr_matrix, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """
-    Draws a true label of each document.
+    Draws a true label of each document in proportion to the weights of the labels; -1 where none is above 0.
 
-    Args:
-        targets (`csr_matrix`): `(documents, labels)` indicator of the true labels.
-        weights (`np.ndarray`): Weight of each label; a label of a document is drawn in proportion to it.
-        generator (`np.random.Generator`): Source of one number for each document.
-
-    Returns:
-        `np.ndarray`: int64 `(documents,)`; -1 where no true label has a weight above 0.
+    `targets` is the `(documents, labels)` indicator of the true labels. Each document takes one random number.
     """
     sums = np.concatenate([[0.0], np.cumsum(weights[targets.indices])])
     begin, end = targets.indptr[:-1], targets.indptr[1:]
@@ -258,14 +242,10 @@ def batch_loss(
     vectors: torch.Tensor, label_vectors: torch.Tensor, labels: np.ndarray, drawn: np.ndarray, targets: csr_matrix
 ) -> torch.Tensor:
     """
-    The loss of a batch, see [`decoupled_softmax`].
+    The loss of a batch, see [`decoupled_softmax`], from the vectors of documents and of the texts of `labels`.
 
-    Args:
-        vectors (`torch.Tensor` of shape `(documents, dimensions)`): Document vectors.
-        label_vectors (`torch.Tensor` of shape `(labels, dimensions)`): Vectors of the texts of some labels.
-        labels (`np.ndarray`): These labels. One that several processes have read counts once.
-        drawn (`np.ndarray`): The positive of each document, -1 for none.
-        targets (`csr_matrix`): `(documents, labels)` indicator of all true labels of the documents.
+    A label that several processes have read counts once. `drawn` is the positive of each document, -1 for none,
+    `targets` the `(documents, labels)` indicator of all their true labels.
     """
     labels, first = np.unique(labels, return_index=True)
     true = torch.from_numpy(targets[:, labels].toarray() > 0).to(vectors.device)
@@ -280,12 +260,8 @@ def decoupled_softmax(scores: torch.Tensor, positives: torch.Tensor, true: torch
     Loss of label-aware fine-tuning: each positive competes with the labels that are false for its document.
 
     It is the mean over documents of `-1/|P| sum_{l in P} log(exp(s_l) / (exp(s_l) + sum_k exp(s_k)))`, where `k` runs
-    over the labels that are not true. Documents without positives are left out.
-
-    Args:
-        scores (`torch.Tensor` of shape `(documents, labels)`): Cosines over the temperature.
-        positives (`torch.Tensor` of shape `(documents, labels)`): Boolean; the positives `P` of a document.
-        true (`torch.Tensor` of shape `(documents, labels)`): Boolean; all its true labels.
+    over the labels that are not true. Documents without positives are left out. All arguments are `(documents,
+    labels)`: cosines over the temperature, the positives `P` of a document, and all its true labels.
     """
     # A finite number, as the gradient would not be one where all labels are true.
     negatives = scores.masked_fill(true, torch.finfo(scores.dtype).min / 2).logsumexp(dim=1, keepdim=True)

@@ -115,8 +115,7 @@ class Extension:
     @property
     def labels(self) -> Labels:
         """The labels of the model."""
-        assert self.model.labels is not None
-        return self.model.labels
+        return self.model.checked_labels()
 
     def describe(self) -> list[dict[str, Any]]:
         """Returns all extensions of the model, for its record."""
@@ -178,7 +177,8 @@ def extended_arguments(args: XMCTrainingArguments, folder: str) -> XMCTrainingAr
     chosen = _as_json({name: value for name, value in args.xmc_options().items() if name not in _FREE_OPTIONS})
     is_auto = hasattr(args, "method_reason")
     usual = XMCTrainingArguments(args.output_dir, method="auto" if is_auto else args.method, use_cpu=args.use_cpu)
-    is_chosen = {name: value != _as_json(usual.xmc_options())[name] for name, value in chosen.items()}
+    defaults = _as_json(usual.xmc_options())
+    is_chosen = {name: value != defaults[name] for name, value in chosen.items()}
     is_chosen["method"] = not is_auto
     for name, value in chosen.items():
         if is_chosen[name] and name in stored and stored[name] != value:

@@ -30,12 +30,7 @@ class NodeVectors:
     """
 
     def __init__(
-        self,
-        tree: LabelTree,
-        level: int,
-        vectors: np.ndarray,
-        targets: csr_matrix,
-        texts: np.ndarray | None = None,
+        self, tree: LabelTree, level: int, vectors: np.ndarray, targets: csr_matrix, texts: np.ndarray | None = None
     ) -> None:
         self.tree, self.level, self.vectors = tree, level, vectors
         self._sums = np.asarray(targets.T @ vectors)[tree.leaf_labels]
@@ -60,11 +55,7 @@ class NodeVectors:
         return (self.vectors[documents] * rows).sum(axis=1)
 
     def fit_scale(self, data: LevelData, loss: str, seed: int) -> tuple[float, float]:
-        """
-        Fits `scale * cosine + bias` to the targets of the level on a sample of documents, by the loss of the head.
-
-        Returns the scale, which is not negative, and the bias.
-        """
+        """Fits a line, see [`fit_line`], to the targets of the level on a sample of documents."""
         chosen = sample_rows(len(self.vectors), len(self.rows), seed)
         cosines = self.vectors[chosen] @ self.rows.T
         counts = data.counts[chosen]
@@ -87,16 +78,9 @@ def sample_rows(count: int, num_nodes: int, seed: int) -> np.ndarray:
 
 def fit_line(cosines: np.ndarray, signs: np.ndarray, negative_weight: float, loss: str) -> tuple[float, float]:
     """
-    Fits `scale * cosine + bias` to signs by the loss of a head.
+    Fits `scale * cosine + bias` to signs by the loss of a head; returns the scale, not negative, and the bias.
 
-    Args:
-        cosines (`np.ndarray`): Cosines, or other scores.
-        signs (`np.ndarray`): 1 where a node is true for the document, else -1.
-        negative_weight (`float`): Weight of those that are false.
-        loss (`str`): Loss of the head.
-
-    Returns:
-        `tuple[float, float]`: scale, not negative, and bias.
+    Signs are 1 where a node is true for the document, else -1; `negative_weight` is the weight of the latter.
     """
     weights = np.where(signs > 0, 1.0, negative_weight)
 

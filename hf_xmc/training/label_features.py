@@ -37,20 +37,24 @@ def describe_labels(
     two; `"embedding"`, PIFA of the encoder's vectors, the dense part of `features`; `"text-embedding"`, the encoder's
     vector of the label text. In PIFA, a label without documents has the vector of its text.
     """
-    if kind == "text-embedding":
-        return _text_embeddings(model, kind)
     if kind == "embedding":
         assert features.dense is not None
         return _with_texts(model, pifa(Features(None, features.dense), targets), targets, num_threads)
-    parts = []
-    if kind != "text":
-        aggregated = pifa(features, targets, MAX_PIFA_FEATURES, num_threads)
-        parts.append(_with_texts(model, aggregated, targets, num_threads) if kind == "pifa" else aggregated)
-    if kind != "pifa":
-        texts = check_label_texts(model, "label_features", kind)
-        assert model.tfidf is not None
-        parts.append(Features(model.tfidf.transform(texts, num_threads=num_threads)))
-    return parts[0] if len(parts) == 1 else side_by_side(*parts)
+    if kind == "pifa":
+        return _with_texts(model, pifa(features, targets, MAX_PIFA_FEATURES, num_threads), targets, num_threads)
+    texts = check_label_texts(model, "label_features", kind)
+    if kind == "text-embedding":
+        vectors = model.embed(texts)
+        # The vector of an empty text is meaningless.
+        vectors[[not text.strip() for text in texts]] = 0
+        return Features(None, vectors)
+    assert model.tfidf is not None
+    sparse = model.tfidf.transform(texts, num_threads=num_threads)
+    if kind == "text":
+        return Features(sparse)
+    aggregated = pifa(features, targets, MAX_PIFA_FEATURES, num_threads)
+    assert aggregated.sparse is not None
+    return Features(csr_matrix(hstack([aggregated.sparse, sparse], format="csr")), aggregated.dense)
 
 
 def _with_texts(
@@ -88,14 +92,6 @@ def label_documents(texts: Features, weight: float) -> tuple[Features, csr_matri
     scaled = Features(rows.sparse * scale, None if rows.dense is None else rows.dense * scale)  # type: ignore[operator]
     ones, indptr = np.ones(len(labels), dtype=np.float32), np.arange(len(labels) + 1)
     return scaled, csr_matrix((ones, labels, indptr), shape=(len(labels), len(texts)))
-
-
-def _text_embeddings(model: XMCForTextClassification, kind: str) -> Features:
-    texts = check_label_texts(model, "label_features", kind)
-    vectors = model.embed(texts)
-    # The vector of an empty text is meaningless.
-    vectors[[not text.strip() for text in texts]] = 0
-    return Features(None, vectors)
 
 
 def check_label_texts(model: XMCForTextClassification, option: str, value: str | float) -> list[str]:
@@ -161,10 +157,3 @@ def _sparse_sums(documents: csr_matrix, by_label: csr_matrix, max_entries: int, 
     indices.resize(indptr[-1], refcheck=False)
     data.resize(indptr[-1], refcheck=False)
     return csr_matrix((data, indices, indptr), shape=(num_labels, num_features))
-
-
-def side_by_side(first: Features, second: Features) -> Features:
-    """Concatenates two feature sets of the same labels, e.g. PIFA and label texts."""
-    sparse = [part.sparse for part in (first, second) if part.sparse is not None]
-    dense = [part.dense for part in (first, second) if part.dense is not None]
-    return Features(csr_matrix(hstack(sparse, format="csr")) if sparse else None, np.hstack(dense) if dense else None)

@@ -93,11 +93,6 @@ class RowParts:
         """Zeros for all rows, sharded."""
         return zeros(*shape, dtype=dtype, device_mesh=self._mesh, placements=self._placements)
 
-    def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A view of the rows of this process."""
-        assert isinstance(tensor, DTensor)
-        return tensor.to_local()
-
     def spread(self, tensor: torch.Tensor) -> DTensor:
         """A tensor that every process has, in parts."""
         if isinstance(tensor, DTensor):

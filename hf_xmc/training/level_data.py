@@ -15,26 +15,16 @@ from ..text_encoder import pad_batch
 
 class LevelData:
     """
-    Targets, candidates and loss weights of one level for every training document.
+    Targets, candidates and loss weights of one level, counted from 1, for every training document.
 
-    Args:
-        level (`int`):
-            The level, counted from 1.
-        counts (`csr_matrix`):
-            `R^(t)` of XR-Transformer, eq. 6: `(documents, nodes)` true nodes with the number of true labels below.
-        offsets (`np.ndarray`):
-            First node of the level under each node of the previous trained level, see [`LabelTree.descendants`].
-        shortlist (`csr_matrix`, *optional*):
-            `(documents, nodes of the previous trained level)`: the descendants of these nodes are the candidates. By
-            default all nodes of the level are candidates.
-        cost_sensitive (`bool`, *optional*, defaults to `False`):
-            Whether a true node is weighted by its share of the document's true labels (XR-Transformer, eq. 6).
-        negative_weight (`float`, *optional*):
-            Loss weight of false candidates; by default that of an average true node.
-        in_pass (`bool`, *optional*, defaults to `False`):
-            Whether the model finds the candidates in the forward pass. A batch then has true nodes only.
-        beam_size (`int`, *optional*):
-            Nodes of the previous level whose children become candidates in the forward pass.
+    - `counts`: `R^(t)` of XR-Transformer, eq. 6: `(documents, nodes)` true nodes with the number of true labels below.
+    - `offsets`: first node under each node of the previous trained level, see [`LabelTree.descendants`].
+    - `shortlist`: `(documents, nodes of the previous trained level)`: the descendants of these nodes are the
+      candidates. By default all nodes of the level are candidates.
+    - `cost_sensitive`: a true node is weighted by its share of the document's true labels (XR-Transformer, eq. 6).
+    - `negative_weight`: loss weight of false candidates; by default that of an average true node.
+    - `in_pass`: the model finds the candidates in the forward pass. A batch then has true nodes only.
+    - `beam_size`: nodes of the previous level whose children become candidates in the forward pass.
     """
 
     def __init__(
@@ -145,15 +135,10 @@ def pass_batches(
     """
     Batches of one pass over the documents for one process.
 
-    Documents of similar length share a step. All processes get equally many batches, and a step has the same documents
-    however many processes share it.
-
-    Args:
-        lengths (`Sequence[int]`): Tokens of each document.
-        batch_size (`int`): Documents of a full batch.
-        steps (`tuple[int, int]`): Steps of the pass, and batches of each process in a step (gradient accumulation).
-        process (`tuple[int, int]`): Index of the process and number of processes.
-        seed (`int`, *optional*): Seed of the order; `None` keeps the order of the dataset.
+    Documents of similar length (in tokens) share a step. All processes get equally many batches, and a step has the
+    same documents however many processes share it. `steps` is the number of steps of the pass, and of batches of each
+    process in a step (gradient accumulation), `process` the index of the process and the number of processes. Without
+    a `seed`, the order is that of the dataset.
     """
     (num_steps, accumulation), (index, count) = steps, process
     per_step = batch_size * accumulation * count

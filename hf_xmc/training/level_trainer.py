@@ -42,12 +42,13 @@ class LevelTrainer(Trainer):
 
     args: XMCTrainingArguments
     model: XMCForTextClassification
-    optimizer: torch.optim.Optimizer | None
-    lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: torch.optim.lr_scheduler.LRScheduler
     cache: StageCache
     publisher: Any
-    _levels: Levels | None = None
-    _progress: StageProgressCallback | None = None
+    _progress: StageProgressCallback
+    # `None` outside of fine-tuning.
+    _levels: Levels = None  # type: ignore[assignment]
     # Step and time of the last log entry.
     _last_log: tuple[int, float] = (0, 0.0)
     # Step from which a resumed training continues.
@@ -60,17 +61,14 @@ class LevelTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Returns the batches of all levels."""
-        assert self._levels is not None
         return LevelBatches(self._levels, self._first_step, self._on_level_begin)
 
     def _on_level_begin(self, is_new: bool) -> None:
-        assert self._levels is not None
         if is_new:
             # Metrics of different levels are not comparable.
             self.state.best_metric = self.state.best_model_checkpoint = self.state.best_global_step = None
         self._last_log = (self.state.global_step, time.perf_counter())
-        if self._progress is not None:
-            self._progress.show_level(self._levels.name, self.state)
+        self._progress.show_level(self._levels.name, self.state)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Creates AdamW with parameter groups for the encoder with and without weight decay, projections and heads."""
@@ -114,10 +112,8 @@ class LevelTrainer(Trainer):
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Creates the scheduler, whose learning rates rise and fall in every level."""
         if self.lr_scheduler is None:
-            assert self._levels is not None
             schedule = self._levels.schedule
             optimizer = self.optimizer if optimizer is None else optimizer
-            assert optimizer is not None
             rates: Any = [schedule.learning_rate] * 2
             rates += [schedule.projection_learning_rate, schedule.head_learning_rate]
             if not isinstance(getattr(optimizer, "optimizer", optimizer), RowAdamW):
@@ -130,7 +126,6 @@ class LevelTrainer(Trainer):
 
     def prepare_parallel(self) -> None:
         """Excludes what DDP and FSDP must not handle, before the model is wrapped."""
-        assert self._levels is not None
         heads = [(name, head) for name, head in self.model.named_modules() if isinstance(head, LevelHead)]
         names = [f"{name}.weight" for name, head in heads if head.sparse]
         shares = self.cache.is_shared
@@ -152,7 +147,6 @@ class LevelTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Computes the loss of the levels in training."""
-        assert self._levels is not None
         output = self._levels.compute_loss(model, inputs)
         assert output.loss is not None
         if not torch.isfinite(output.loss):
@@ -167,7 +161,6 @@ class LevelTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Runs one batch, and averages the gradients that neither DDP nor FSDP handles."""
-        assert self._levels is not None
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._levels.context.encoder_changed()
         if self.accelerator.sync_gradients:
@@ -222,7 +215,6 @@ class LevelTrainer(Trainer):
 
         Overridden because the base class writes in place, and pickles.
         """
-        assert self._levels is not None
         step, processes = self.state.global_step, self.cache.processes
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
@@ -266,7 +258,6 @@ class LevelTrainer(Trainer):
 
     def _write_optimizer(self, folder: str) -> None:
         """Collective: every process gathers sharded moments; only the main process keeps and writes them."""
-        assert self.optimizer is not None and self.lr_scheduler is not None
         optimizer = self.optimizer.state_dict()
         state: dict[int, dict[str, torch.Tensor]] = {index: {} for index in optimizer["state"]}
         for index, entries in optimizer["state"].items():
@@ -279,7 +270,6 @@ class LevelTrainer(Trainer):
 
     def load_training_state(self, checkpoint: str) -> None:
         """Restores optimizer, learning rates and random numbers, after the model has been wrapped."""
-        assert self.optimizer is not None and self.lr_scheduler is not None
         optimizer, scheduler = load_optimizer(checkpoint)
         parameters = [own for group in self.optimizer.param_groups for own in group["params"]]
         for index, entries in optimizer["state"].items():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,13 @@ class Levels:
     """
     The levels of the label tree that are fine-tuned, and the state of the group of levels in training.
 
-    Levels that are trained in the same steps form a group; most methods train one level after the other.
-
-    Args:
-        context ([`RunContext`]):
-            The training after the stages of `PREPARATION`. Heads are added to its model.
+    Levels that are trained in the same steps form a group; most methods train one level after the other. `context` is
+    the training after the stages of `PREPARATION`; heads are added to its model.
     """
 
     def __init__(self, context: RunContext) -> None:
-        self.context = context
-        args, tree = context.args, context.model.label_tree
-        assert tree is not None
+        assert context.model.label_tree is not None
+        self.context, self.tree, args = context, context.model.label_tree, context.args
         # As the user set them: the trainer sets `max_steps` while it trains.
         self.options = args.xmc_options()
         self.arguments = args.make_level_arguments()
@@ -61,18 +58,15 @@ class Levels:
         self.average = WeightAverage()
         rank = args.make_encoder_arguments().lora_rank
         self.adapters = Adapters(context.model, rank, seed=args.seed) if rank else None
-        self._known_identity: dict[str, Any] | None = None
         self._start = 0.0
 
     def _choose_groups(self) -> list[list[int]]:
         """Chooses the levels and adds their heads; returns the levels that are trained in the same steps, in order."""
-        args, tree = self.context.args, self.context.model.label_tree
-        assert tree is not None
-        self.counts = tree.targets(self.context.targets)
-        self.levels = self.arguments.choose_levels(tree)
-        if args.predict_with == "heads" and tree.depth not in self.levels:
+        self.counts = self.tree.targets(self.context.targets)
+        self.levels = self.arguments.choose_levels(self.tree)
+        if self.context.args.predict_with == "heads" and self.tree.depth not in self.levels:
             raise ValueError(
-                f"`predict_with='heads'` needs a head for the labels, level {tree.depth}, but only the levels "
+                f"`predict_with='heads'` needs a head for the labels, level {self.tree.depth}, but only the levels "
                 f"{self.levels} are trained."
             )
         self._add_heads()
@@ -81,11 +75,10 @@ class Levels:
     def _add_heads(self) -> None:
         """Adds the heads, unless the model has them from a checkpoint, and configures them."""
         model, arguments, config = self.context.model, self.arguments, self.context.model.config
-        assert model.label_tree is not None
         if config.head_levels != self.levels:
             # A bottleneck saves memory only where there are many labels, that is, with a level above them.
             bottleneck = (arguments.bottleneck or None) if len(self.levels) > 1 else None
-            tails = None if arguments.shrink is None else tail_sizes(model.label_tree)
+            tails = None if arguments.shrink is None else tail_sizes(self.tree)
             with self.context.stage("heads") as metrics:
                 model.add_heads(self.levels, bottleneck, tails, arguments.shrink or config.head_shrink)
                 metrics.update(heads_bytes=model.heads.num_bytes)
@@ -94,7 +87,7 @@ class Levels:
         config.head_loss, config.head_dropout = arguments.loss, arguments.dropout
         # With teacher forcing alone a head only separates siblings, and joint levels are trained to be multiplied:
         # in both cases a label is scored by the product along its path.
-        separates_siblings = "tfn" in arguments.choose_negatives(model.label_tree, self.levels)
+        separates_siblings = "tfn" in arguments.choose_negatives(self.tree, self.levels)
         config.head_ranking = "path" if separates_siblings or arguments.joint else "leaf"
 
     @property
@@ -122,9 +115,8 @@ class Levels:
         self.active, self.schedule.elapsed = index, 0.0
 
     def _begin_level(self, index: int) -> LevelData:
-        context, arguments, level = self.context, self.arguments, self.levels[index]
-        model, tree = context.model, context.model.label_tree
-        assert tree is not None
+        context, arguments, level, tree = self.context, self.arguments, self.levels[index], self.tree
+        model = context.model
         vectors = context.vectors() if needs_vectors(arguments, tree, self.levels, index) else None
         with context.stage(f"level {level} shortlist") as metrics:
             data = make_level_data(model, self.counts, index, arguments, vectors, context.runtime)
@@ -143,10 +135,8 @@ class Levels:
 
     def _prior(self, level: int, vectors: np.ndarray) -> NodeVectors:
         """Returns vectors of the nodes of a level, from their documents and, where there are any, label texts."""
-        context, tree = self.context, self.context.model.label_tree
-        assert tree is not None
-        texts = context.text_features("bootstrap")
-        return NodeVectors(tree, level, vectors, context.targets, None if texts is None else texts.dense)
+        texts = self.context.text_features("bootstrap")
+        return NodeVectors(self.tree, level, vectors, self.context.targets, None if texts is None else texts.dense)
 
     def complete(self) -> None:
         """Ends fine-tuning: applies averages and adapters, and begins the levels without training steps."""
@@ -203,7 +193,7 @@ class Levels:
         """Writes the state into a checkpoint. Collective: every process must call it; only the main one writes."""
         self.average.save(folder, is_main)
         if is_main:
-            state = {"active": self.active, "schedule": self.schedule.state(), "run": self._identity()}
+            state = {"active": self.active, "schedule": self.schedule.state(), "run": self._identity}
             save_level_state(folder, state, [data.shortlist for data in self.data])
             if self.adapters is not None:
                 self.adapters.save(folder)
@@ -211,7 +201,7 @@ class Levels:
     def load(self, folder: str) -> None:
         """Restores the state from a checkpoint; raises if it belongs to another run."""
         state, shortlists = load_level_state(folder)
-        identity = self._identity()
+        identity = self._identity
         different = [name for name, value in identity.items() if state["run"].get(name) != value]
         if not self.schedule.load(state["schedule"]) or different:
             raise ValueError(
@@ -223,48 +213,40 @@ class Levels:
         self.average.load(folder, self.context.model.device)
         if self.adapters is not None:
             self.adapters.load(folder)
-        tree = self.context.model.label_tree
-        assert tree is not None
         if self.active >= 0:
             self.data = [
-                level_data(tree, self.counts, self.levels, self.levels.index(level), shortlist, self.arguments)
+                level_data(self.tree, self.counts, self.levels, self.levels.index(level), shortlist, self.arguments)
                 for level, shortlist in zip(self.groups[self.active], shortlists, strict=True)
             ]
 
+    @cached_property
     def _identity(self) -> dict[str, Any]:
-        """Returns what must be the same when the training is resumed."""
-        if self._known_identity is None:
-            context, args = self.context, self.context.args
-            targets = context.targets
-            labels = hashlib.blake2b(targets.indptr.tobytes() + targets.indices.tobytes(), digest_size=16)
-            options = {f"level_{name}": value for name, value in vars(self.arguments).items()}
-            # Tree, TF-IDF and tokens come from the checkpoint: the options must agree with them.
-            prefixes = ("tree_", "tfidf_", "encoder_", "label_", "feature", "warmup_", "lr_", "weight_decay", "time_")
-            given = args.xmc_options()
-            options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
-            identity = {
-                "documents": context.tokens_key(),
-                "labels": labels.hexdigest(),
-                "label tree": context.model.label_tree.digest(),  # type: ignore[union-attr]
-                "seed": args.seed,
-                "batch size": args.train_batch_size * args.world_size * self.batches_per_step,
-                **options,
-            }
-            # As it is read back from JSON: lists for tuples.
-            self._known_identity = json.loads(json.dumps(identity))
-        return self._known_identity
+        """What must be the same when the training is resumed."""
+        args, targets = self.context.args, self.context.targets
+        labels = hashlib.blake2b(targets.indptr.tobytes() + targets.indices.tobytes(), digest_size=16)
+        options = {f"level_{name}": value for name, value in vars(self.arguments).items()}
+        # Tree, TF-IDF and tokens come from the checkpoint: the options must agree with them.
+        prefixes = ("tree_", "tfidf_", "encoder_", "label_", "feature", "warmup_", "lr_", "weight_decay", "time_")
+        given = args.xmc_options()
+        options |= {name: given[name] for name in given if name.startswith(prefixes) and name != "encoder_name"}
+        identity = {
+            "documents": self.context.tokens_key,
+            "labels": labels.hexdigest(),
+            "label tree": self.tree.digest(),
+            "seed": args.seed,
+            "batch size": args.train_batch_size * args.world_size * self.batches_per_step,
+            **options,
+        }
+        return json.loads(json.dumps(identity))  # as it is read back: lists for tuples
 
 
 class LevelBatches:
     """
     Training batches of all levels in order. The `Trainer` iterates over it once for each pass over the documents.
 
-    When the last step of a group of levels is done, the next batch that is asked for begins the next group.
-
-    Args:
-        levels ([`Levels`]): The levels.
-        step (`int`): Steps that are done already, in a resumed training.
-        on_begin (`Callable[[bool], None]`): Called before the first batch of a group, with whether the group is new.
+    When the last step of a group of levels is done, the next batch that is asked for begins the next group. A resumed
+    training begins after `step` steps. `on_begin` is called before the first batch of a group, with whether the group
+    is new.
     """
 
     def __init__(self, levels: Levels, step: int, on_begin: Callable[[bool], None]) -> None:

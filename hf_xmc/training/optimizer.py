@@ -50,15 +50,14 @@ class RowAdamW(torch.optim.AdamW):
             kinds = {"step": torch.float32, "exp_avg": parameter.dtype, "exp_avg_sq": parameter.dtype}
             for name, dtype in kinds.items():
                 shape = parameter.shape[:1] if name == "step" else parameter.shape
-                zeros = parameter.new_zeros(shape, dtype=dtype) if parts is None else parts.zeros(shape, dtype)
-                state[name] = zeros
+                state[name] = parameter.new_zeros(shape, dtype=dtype) if parts is None else parts.zeros(shape, dtype)
         if parts is None:
             parameter[rows] = self._new_rows(group, parameter, rows, gradient, state, 0)
             return
         for name, value in state.items():
             state[name] = parts.spread(value)  # a loaded one is whole
         mine = (rows >= parts.first) & (rows < parts.stop)
-        own_state = {name: parts.own(value) for name, value in state.items()}
+        own_state = {name: value.to_local() for name, value in state.items()}  # views
         values = self._new_rows(group, parameter, rows[mine], gradient[mine], own_state, parts.first)
         parameter[rows] = parts.exchange(values, mine)
 

@@ -44,9 +44,12 @@ def word_columns(tfidf: TfidfFeaturizer | None) -> np.ndarray | None:
 
 
 def index_documents(features: Features, targets: csr_matrix, tree: LabelTree, arguments: KNNArguments) -> KNNRanker:
-    """Indexes documents by their terms."""
-    assert features.sparse is not None
-    index = InvertedIndex.from_rows(_heaviest_terms(features.sparse, arguments.terms))
+    """Indexes documents by their heaviest terms."""
+    rows = features.sparse
+    assert rows is not None
+    if arguments.terms:
+        rows = entries(rows, largest_of_rows(rows.indptr, rows.data, arguments.terms))
+    index = InvertedIndex.from_rows(rows)
     knn_index = KNNIndex(index.term_begin, index.term_rows, index.term_weights, *_label_lists(targets))
     return KNNRanker(tree, knn_index, count=arguments.count, power=arguments.exponent)
 
@@ -58,10 +61,3 @@ def index_vectors(vectors: np.ndarray, targets: csr_matrix) -> KNNVectors:
 
 def _label_lists(targets: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     return targets.indptr.astype(np.int64), targets.indices.astype(np.int32)
-
-
-def _heaviest_terms(rows: csr_matrix, count: int) -> csr_matrix:
-    """Returns the `count` largest entries of each row; all with 0."""
-    if not count:
-        return rows
-    return entries(rows, largest_of_rows(rows.indptr, rows.data, count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,16 +16,7 @@ from ..features import Features
 from ..kernels_search import squared_norms
 from ..kernels_solver import train_blocks
 from ..label_tree import LabelTree
-from ..linear_ranker import (
-    LOSSES,
-    Beam,
-    LinearRanker,
-    RankerWeights,
-    blocks_of,
-    dense_part,
-    first_node,
-    sparse_part,
-)
+from ..linear_ranker import LOSSES, Beam, LinearRanker, RankerWeights, blocks_of, dense_part, first_node, sparse_part
 from ..parallel.stage_cache import Runtime, digest
 from ..simd import HEADER, LANES
 from ..utils import count_threads
@@ -134,16 +125,9 @@ def train_ranker(
     for level in range(first_level, tree.depth + 1):
         above = len(tree.child_offsets[level - 1]) - 1
         negatives = arguments.negatives if level == tree.depth else "tfn"
+        true_nodes, beam_size = level_targets[level - 2] if level > 1 else None, arguments.train_beam_size
         shortlist = level_shortlist(
-            features,
-            level_targets[level - 2] if level > 1 else None,
-            above,
-            negatives,
-            arguments.train_beam_size,
-            ranker,
-            level,
-            initial_beam,
-            runtime,
+            features, true_nodes, above, negatives, beam_size, ranker, level, initial_beam, runtime
         )
         blocks = blocks_of(np.diff(tree.child_offsets[level - 1])) if kept is None else kept.blocks(level)
         stage = f"ranker level {level}/{tree.depth}"
@@ -249,7 +233,7 @@ class _Problem:
 
         for arrays in self.runtime.cache.pieces(stage.replace("/", " of "), len(pieces), train, key):
             if weights is not None:
-                weights.append(*(arrays[name] for name in _PARTS))
+                weights.append(arrays)
 
     def _train_tasks(
         self, targets: csr_matrix, shortlist: Shortlist, tasks: list[np.ndarray], stage: str
@@ -258,8 +242,7 @@ class _Problem:
         with ThreadPoolExecutor(self.num_threads) as pool:
             for trained in pool.map(lambda task: self._train_blocks(targets, shortlist, task), tasks):
                 done += len(trained[0])
-                if self.runtime.progress is not None:
-                    self.runtime.progress(stage, done, total)
+                self.runtime.report(stage, done, total)
                 yield trained
 
     def _train_blocks(self, targets: csr_matrix, shortlist: Shortlist, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -304,24 +287,21 @@ class _GrowingWeights:
     """The blocks trained so far, appended in order."""
 
     def __init__(self, weight_dtype: str) -> None:
-        self.records = _GrowingArray((HEADER + LANES * (1 if weight_dtype == "int8" else 4),), np.int8)
-        self.buckets, self.dense = _GrowingArray((), np.int32), _GrowingArray((LANES,), np.float32)
         self.sizes: list[np.ndarray] = []
+        self.arrays = {
+            "records": _GrowingArray((HEADER + LANES * (1 if weight_dtype == "int8" else 4),), np.int8),
+            "buckets": _GrowingArray((), np.int32),
+            "dense": _GrowingArray((LANES,), np.float32),
+        }
 
-    def append(self, sizes: np.ndarray, records: np.ndarray, buckets: np.ndarray, dense: np.ndarray) -> None:
+    def append(self, trained: Mapping[str, np.ndarray]) -> None:
         """Appends the result of [`train_blocks`]."""
-        self.sizes.append(sizes)
-        self.records.append(records)
-        self.buckets.append(buckets)
-        self.dense.append(dense)
+        self.sizes.append(trained["sizes"])
+        for name, array in self.arrays.items():
+            array.append(trained[name])
 
     def snapshot(self) -> RankerWeights:
         """Returns the trained blocks without a copy; valid until the next `append`."""
         begin = np.cumsum(np.concatenate([np.zeros((1, 2), np.int64), *self.sizes]), axis=0)
-        return RankerWeights(
-            row_begin=begin[:, 0].copy(),
-            bucket_begin=begin[:, 1].copy(),
-            buckets=self.buckets.rows(),
-            records=self.records.rows(),
-            dense=self.dense.rows(),
-        )
+        arrays = {name: array.rows() for name, array in self.arrays.items()}
+        return RankerWeights(row_begin=begin[:, 0].copy(), bucket_begin=begin[:, 1].copy(), **arrays)

@@ -35,46 +35,26 @@ _LOGGED = ("level", "loss", "documents_per_second")
 
 @dataclass
 class TrainingRecord:
-    """
-    One training of a model.
+    """One training of a model."""
 
-    Args:
-        dataset (`str`, *optional*): Name of the training data, or its id on the Hub.
-        split (`str`, *optional*): Split of it, such as `train` or `train+validation`.
-        columns (`dict[str, Any]`, *optional*): Columns of the data, as [`FoundColumns`] names them.
-        documents (`int`, *optional*): Number of training documents.
-        data (`str`, *optional*): Fingerprint of these documents and their labels.
-        seconds (`float`, *optional*): Duration of the training, from features to saving.
-        stages (`dict[str, float]`, *optional*): Seconds of each stage.
-        levels (`list[dict]`, *optional*):
-            Log of the fine-tuning of an encoder: `step`, `level`, `loss`, `documents_per_second`.
-        label_texts (`list[str]`, *optional*): Parts of the training that used the texts of the labels.
-        extensions (`list[dict]`, *optional*):
-            Further documents for an earlier model: `date`, `model`, `previous_documents`, `documents`, new `labels`.
-        machine (`dict[str, Any]`, *optional*): Processor, cores and accelerators.
-        versions (`dict[str, str]`, *optional*): Versions of Python and packages.
-        latency (`dict[str, Any]`, *optional*): Milliseconds per document (`median_ms`) and how many were timed.
-        examples (`list[str]`, *optional*): A few texts to try the model on.
-        files (`dict[str, str]`, *optional*): sha256 checksums of the files of the model.
-        evaluations (`list[dict]`, *optional*):
-            Results: `dataset`, `split`, `documents`, `seconds`, `metrics` and `by_frequency` each.
-    """
-
-    dataset: str | None = None
-    split: str | None = None
-    columns: dict[str, Any] | None = None
+    dataset: str | None = None  # name of the training data, or its id on the Hub
+    split: str | None = None  # such as `train` or `train+validation`
+    columns: dict[str, Any] | None = None  # fields of [`FoundColumns`]
     documents: int | None = None
-    data: str | None = None
-    seconds: float | None = None
-    stages: dict[str, float] = field(default_factory=dict)
+    data: str | None = None  # fingerprint of the documents and their labels
+    seconds: float | None = None  # from features to saving
+    stages: dict[str, float] = field(default_factory=dict)  # seconds of each
+    # Log of the fine-tuning of an encoder: `step`, `level`, `loss`, `documents_per_second`.
     levels: list[dict[str, float]] = field(default_factory=list)
-    label_texts: list[str] = field(default_factory=list)
+    label_texts: list[str] = field(default_factory=list)  # parts of the training that used them
+    # Further documents for an earlier model: `date`, `model`, `previous_documents`, `documents`, new `labels`.
     extensions: list[dict[str, Any]] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    latency: dict[str, Any] | None = None
-    examples: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)  # processor, cores and accelerators
+    versions: dict[str, str] = field(default_factory=dict)  # of Python and packages
+    latency: dict[str, Any] | None = None  # `median_ms` per document, and how many `documents` were timed
+    examples: list[str] = field(default_factory=list)  # texts to try the model on
+    files: dict[str, str] = field(default_factory=dict)  # sha256 checksums of the files of the model
+    # Results: `dataset`, `split`, `documents`, `seconds`, `metrics` and `by_frequency` each.
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def add_evaluation(self, evaluation: dict[str, Any]) -> None:

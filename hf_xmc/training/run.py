@@ -291,10 +291,10 @@ class _Run:
         again: bool = False,
         scorer: Scorer | None = None,
     ) -> XMCTrainer:
-        options = {**self.options, "push_to_hub": False} if again else self.options
+        options = {**self.options, "push_to_hub": False, "overwrite": True} if again else self.options
         columns = self.found.columns
         texts = [columns.text, *columns.more_texts] if columns else []
-        args = XMCTrainingArguments(folder, **({**options, "overwrite": True} if again else options))
+        args = XMCTrainingArguments(folder, **options)
         if options["method"] == "auto" and scorer is None and not self.extended:
             self.progress.note(f"{'method':<20}{args.method}: {args.method_reason}")
         trainer = XMCTrainer(
@@ -327,8 +327,7 @@ class _Run:
         if evaluation is not None:
             results = {"split": split, "tested": evaluation["documents"], "metrics": evaluation["metrics"]}
             results["by_frequency"] = evaluation.get("by_frequency", [])
-        labels = trainer.model.labels
-        assert labels is not None
+        labels = trainer.model.checked_labels()
         size = sum(path.stat().st_size for path in Path(self.folder).rglob("*") if path.is_file())
         return TrainReport(self.folder, labels.num_documents, len(labels), size, self.seconds, self.found, **results)
 

@@ -30,15 +30,10 @@ class Schedule:
     """
     Steps and learning rates of levels, or groups of levels, that are trained one after the other.
 
-    Args:
-        steps (`Sequence[int]`): Steps of each level. With `seconds` they are planned again after every step.
-        learning_rates (`Sequence[float]`): Highest learning rate of the encoder in each level.
-        head_learning_rates (`Sequence[float]`): Highest learning rate of the heads.
-        projection_learning_rates (`Sequence[float]`, *optional*): That of the projections; as the heads by default.
-        warmup_steps (`float`, *optional*, defaults to 0): Warmup steps of each level; a ratio of its steps if below 1.
-        min_lr_ratio (`float`, *optional*, defaults to 0): Ratio of the lowest to the highest learning rates.
-        scheduler (`str`, *optional*, defaults to `"linear"`): How learning rates decay, one of `SCHEDULERS`.
-        seconds (`Sequence[float]`, *optional*): Time of each level, which takes as many steps as fit into it.
+    `steps` and the highest learning rates of encoder, heads and projections (by default those of the heads) are lists
+    with a value for each level. With `seconds`, a level takes as many steps as fit into its time; they are planned
+    again after every step. `warmup_steps` below 1 are a ratio of the steps of a level, `min_lr_ratio` is the ratio of
+    the lowest to the highest learning rates, `scheduler`, one of `SCHEDULERS`, says how they decay.
     """
 
     def __init__(
@@ -65,10 +60,7 @@ class Schedule:
 
     @classmethod
     def from_arguments(cls, args: XMCTrainingArguments, num_groups: int, steps_per_epoch: int) -> Schedule:
-        """
-        The schedule that the options of a training describe for levels, or groups of levels, trained one after the
-        other.
-        """
+        """The schedule that the options of a training describe."""
         levels = args.make_level_arguments()
         rates = {}
         for name in ("learning_rate", "head_learning_rate", "projection_learning_rate"):

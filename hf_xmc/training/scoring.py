@@ -44,17 +44,10 @@ def score_candidates(
     model: XMCForTextClassification, features: Features, names: Sequence[str], num_threads: int | None = None
 ) -> dict[str, np.ndarray]:
     """
-    Returns the scores of parts for the candidates of documents.
+    Returns the scores of parts for the candidates of documents, see [`~XMCForTextClassification.featurize`].
 
-    Args:
-        model ([`XMCForTextClassification`]): A model with these parts.
-        features ([`Features`]): Documents, see [`~XMCForTextClassification.featurize`].
-        names (`Sequence[str]`): The parts.
-        num_threads (`int`, *optional*): Threads to use; all cores by default.
-
-    Returns:
-        `dict[str, np.ndarray]`: a row for each candidate: `document` (row of `features`), `label`, `scores` of all
-        parts, and their `differences` to the best scores of the document; and `count`, the number of documents.
+    The arrays have a row for each candidate: `document` (row of `features`), `label`, `scores` of all parts, and their
+    `differences` to the best scores of the document; `count` is the number of documents.
     """
     assert model.label_tree is not None
     num_labels = model.label_tree.num_labels
@@ -68,9 +61,8 @@ def join_candidates(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.
     for chunk in chunks:
         joined.append({**chunk, "document": chunk["document"] + first})
         first += int(chunk["count"][0])
-    return {name: np.concatenate([chunk[name] for chunk in joined]) for name in joined[0]} | {
-        "count": np.array([first])
-    }
+    arrays = {name: np.concatenate([chunk[name] for chunk in joined]) for name in joined[0]}
+    return {**arrays, "count": np.array([first])}
 
 
 def candidates_of(parts: Mapping[str, PartScores], num_labels: int) -> dict[str, np.ndarray]:
@@ -79,30 +71,23 @@ def candidates_of(parts: Mapping[str, PartScores], num_labels: int) -> dict[str,
     document, column = np.nonzero(candidates >= 0)
     scores = np.stack([part.of(candidates, num_labels)[document, column] for part in parts.values()], axis=1)
     best = np.stack([part.best[document] for part in parts.values()], axis=1)
-    rows = {
-        "document": document,
-        "label": candidates[document, column],
-        "scores": scores,
-        "differences": scores - best,
-    }
-    return {"count": np.array([len(candidates)]), **rows}
+    count, label = np.array([len(candidates)]), candidates[document, column]
+    return {"count": count, "document": document, "label": label, "scores": scores, "differences": scores - best}
 
 
 def fit_scorer(
     names: Sequence[str], chunks: Iterable[Mapping[str, np.ndarray]], truth: csr_matrix, log_counts: np.ndarray
 ) -> Scorer:
     """
-    Fits the last scorer.
+    Returns the last scorer, whose weights minimise the logistic loss over the candidates.
+
+    The weights are fixed if there are fewer than `MIN_DOCUMENTS` documents or no candidate is true.
 
     Args:
         names (`Sequence[str]`): The parts.
         chunks (`Iterable[Mapping[str, np.ndarray]]`): Results of [`score_candidates`] for the documents in order.
         truth (`csr_matrix`): `(documents, labels)` indicator of their true labels; further columns are ignored.
         log_counts (`np.ndarray`): `log(1 + n)` with the number of training documents of each label.
-
-    Returns:
-        [`Scorer`]: with the weights that minimise the logistic loss over the candidates, or with fixed weights if
-        there are fewer than `MIN_DOCUMENTS` documents or no candidate is true.
     """
     chunk = join_candidates(chunks)
     document, label = chunk["document"], chunk["label"]
@@ -121,15 +106,16 @@ def fit_scorer(
     views = np.stack([columns * (1 - frequency[:, None]), columns * frequency[:, None]], axis=3)
     design = np.hstack([views.reshape(len(label), -1), counts[:, None], counts[:, None] ** 2])
     num_weights = 4 * len(names)
-    found, bias = _fit_logistic(design[fitted], is_true[fitted], num_weights, _L2)
+    found, bias = _fit_logistic(design[fitted], is_true[fitted], num_weights)
     logits = design @ found + bias
-    curve = _fit_curve(*_shown(document[fitted], logits[fitted], is_true[fitted]))
+    best, _ = _best_rows(document[fitted], logits[fitted], _SHOWN_LABELS)
+    curve = _fit_curve(logits[fitted][best], is_true[fitted][best])
     pairs = found[:num_weights].reshape(-1, 2, 2)
     weights, unseen_bias = pairs[:, :, [0, 1, 0]], bias
     if texts.any():
         # Labels without documents: what the texts say about other labels.
         known = columns[:, texts].reshape(len(label), -1)
-        by_text, text_bias = _fit_logistic(known[fitted], is_true[fitted], known.shape[1], _L2)
+        by_text, text_bias = _fit_logistic(known[fitted], is_true[fitted], known.shape[1])
         logits[unseen] = (known @ by_text + text_bias)[unseen]
         trust, unseen_bias = _trust_in_texts(document, logits, is_true, unseen, np.diff(truth.indptr))
         weights[:, :, 2] = 0
@@ -197,12 +183,8 @@ def rank_candidates(
     """
     Returns the best candidates of each document and their probabilities, padded with -1 and 0.
 
-    Args:
-        scorer ([`Scorer`]): A scorer of some of the parts.
-        names (`Sequence[str]`): All parts in the order of the scores.
-        chunk (`Mapping[str, np.ndarray]`): Result of [`score_candidates`].
-        log_counts (`np.ndarray`): As in [`fit_scorer`].
-        top_k (`int`): Number of labels of a document.
+    `scorer` is of some of the parts, `names` are all of them in the order of the scores; the other arguments are those
+    of [`fit_scorer`].
     """
     columns = [list(names).index(name) for name in scorer.parts]
     document, label = chunk["document"], chunk["label"]
@@ -232,14 +214,8 @@ def gain_of_parts(
     """
     Returns what some of the parts add to nDCG@5, as a fraction, and its standard error.
 
-    Each half of the documents is ranked by the scorer that was fitted on the other half.
-
-    Args:
-        optional (`Sequence[str]`): The parts in question.
-        names (`Sequence[str]`): All parts.
-        chunk (`Mapping[str, np.ndarray]`): Their scores, see [`score_candidates`].
-        truth (`csr_matrix`): As in [`fit_scorer`].
-        log_counts (`np.ndarray`): As in [`fit_scorer`].
+    Each half of the documents is ranked by the scorer that was fitted on the other half. `optional` are the parts in
+    question, `names` all parts; the other arguments are those of [`fit_scorer`].
     """
     half = chunk["document"] % 2
     results = []
@@ -265,9 +241,7 @@ def _ndcg(ranked: np.ndarray, truth: csr_matrix) -> np.ndarray:
     return hits @ discounts / possible
 
 
-def _fit_logistic(
-    design: np.ndarray, truth: np.ndarray, num_positive: int, penalty: float
-) -> tuple[np.ndarray, float]:
+def _fit_logistic(design: np.ndarray, truth: np.ndarray, num_positive: int) -> tuple[np.ndarray, float]:
     """Logistic regression with an L2 penalty on standardised columns; the first coefficients are not negative."""
     # Scores that are nearly equal everywhere would get huge weights.
     mean, deviation = design.mean(axis=0), np.maximum(design.std(axis=0), _LEAST_DEVIATION)
@@ -277,8 +251,8 @@ def _fit_logistic(
         weights, bias = parameters[:-1], parameters[-1]
         logits = columns @ weights + bias
         error = expit(logits) - truth
-        value = np.logaddexp(0, logits).sum() - logits[truth].sum() + penalty * (weights @ weights) / 2
-        return value, np.append(columns.T @ error + penalty * weights, error.sum())
+        value = np.logaddexp(0, logits).sum() - logits[truth].sum() + _L2 * (weights @ weights) / 2
+        return value, np.append(columns.T @ error + _L2 * weights, error.sum())
 
     share = truth.mean()
     start = np.append(np.zeros(design.shape[1]), np.log(share / (1 - share)))
@@ -286,12 +260,6 @@ def _fit_logistic(
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 1000}).x
     weights = found[:-1] / deviation
     return weights, float(found[-1] - weights @ mean)
-
-
-def _shown(document: np.ndarray, logits: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and truth of the best candidates of each document."""
-    shown, _ = _best_rows(document, logits, _SHOWN_LABELS)
-    return logits[shown], truth[shown]
 
 
 def _fit_curve(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:

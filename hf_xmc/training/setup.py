@@ -236,10 +236,9 @@ def _check_encoder_name(name: str, args: XMCTrainingArguments) -> None:
 def remaining_mapping(mapping: Mapping[str, str], columns: Iterable[str], require_labels: bool) -> dict[str, str]:
     """Returns the part of a column mapping that has not been applied to a dataset with these columns."""
     columns = list(columns)
-    remaining = {source: target for source, target in mapping.items() if source in columns or target not in columns}
-    if require_labels:
-        return remaining
-    return {source: target for source, target in remaining.items() if source in columns or target != "labels"}
+    # Optional labels may be missing.
+    done = [*columns, *(() if require_labels else ("labels",))]
+    return {source: target for source, target in mapping.items() if source in columns or target not in done}
 
 
 def padded_labels(targets: csr_matrix) -> np.ndarray:

@@ -70,7 +70,8 @@ def level_shortlist(
         on_the_way = beam_size if passed < _MANY_LEVELS else min(beam_size, max(LEAST_ON_THE_WAY, beam_size // 3))
         # Documents with a true node in common visit the same classifiers: together they find them in the cache.
         first_true = np.append(true, 0)[true_ptr[:-1]]
-        num_groups = min(len(features), 1 + _num_values(features) // _VALUES_PER_SEARCH)
+        num_values = (0 if features.sparse is None else features.sparse.nnz) + len(features) * features.num_dense
+        num_groups = min(len(features), 1 + num_values // _VALUES_PER_SEARCH)
         groups = np.array_split(np.argsort(first_true, kind="stable"), num_groups)
 
         def search(indices: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
@@ -85,10 +86,6 @@ def level_shortlist(
     if negatives == "man":
         true_ptr = np.zeros_like(true_ptr)
     return Shortlist(*_documents_by_node(true_ptr, true, beams, numbered_from, num_nodes))
-
-
-def _num_values(features: Features) -> int:
-    return (0 if features.sparse is None else features.sparse.nnz) + len(features) * features.num_dense
 
 
 @compiled

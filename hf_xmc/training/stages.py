@@ -23,10 +23,10 @@ from ..knn_ranker import KNNRanker
 from ..label_tree import LabelTree
 from ..labels import Labels
 from ..linear_ranker import Beam, LinearRanker
+from ..parallel.stage_cache import Runtime
 from ..scorer import KNN_PARTS, default_scorer
 from ..serialization import load_tensors, save_tensors
 from ..tfidf import TfidfFeaturizer
-from ..utils import Progress
 from .bootstrap import match_documents
 from .clustering import build_tree, frequency_tree
 from .context import RunContext
@@ -97,8 +97,8 @@ def _fit_tfidf(context: RunContext) -> tuple[TfidfFeaturizer, csr_matrix]:
         tfidf = context.args.make_tfidf(texts)
         # Otherwise, words that only the text of a label has would not be terms.
         more = _unseen_label_texts(context)
-        tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime.progress, more), num_threads=runtime.num_threads)
-    counted = CountedTexts(texts, "tf-idf: transform", runtime.progress)
+        tfidf.fit(CountedTexts(texts, "tf-idf: fit", runtime, more), num_threads=runtime.num_threads)
+    counted = CountedTexts(texts, "tf-idf: transform", runtime)
     return tfidf, tfidf.transform(counted, num_threads=runtime.num_threads)
 
 
@@ -132,12 +132,11 @@ def tokenize(context: RunContext) -> None:
     """Tokenises the documents."""
     with context.stage("tokens") as metrics:
         metrics.update(max_length=context.model.config.max_length)
-        context.tokens = context.runtime.cache.once(
-            "tokens",
-            lambda: tokenize_dataset(context.model, context.dataset),
-            Dataset.save_to_disk,
-            Dataset.load_from_disk,
-        )
+
+        def make() -> Dataset:
+            return tokenize_dataset(context.model, context.dataset)
+
+        context.tokens = context.runtime.cache.once("tokens", make, Dataset.save_to_disk, Dataset.load_from_disk)
 
 
 def make_tree(context: RunContext) -> None:
@@ -162,8 +161,7 @@ def _build_tree(context: RunContext, features: Features, arguments: TreeArgument
     if arguments.clustering == "flat":
         return LabelTree.flat(targets.shape[1])
     if arguments.clustering == "hierarchy":
-        assert model.labels is not None
-        return LabelTree.from_hierarchy(model.labels.checked_hierarchy())
+        return LabelTree.from_hierarchy(model.checked_labels().checked_hierarchy())
     if arguments.clustering == "frequency":
         counts = np.bincount(targets.indices, minlength=targets.shape[1])
         return frequency_tree(counts, arguments.shares, arguments.shares_of)
@@ -196,7 +194,8 @@ def train_predictors(context: RunContext) -> None:
         _train_parts(context, features, context.targets, tree, _match(context))
     elif context.validation is not None:
         _train_parts(context, features, context.targets, tree, _match(context))
-        _fit_scorer(context, _validation_candidates(context), _validation_truth(context), context.targets)
+        truth = model.checked_labels().encode(context.validation)
+        _fit_scorer(context, _validation_candidates(context, context.validation), truth, context.targets)
     else:
         held_out = context.held_out()
         if len(held_out):
@@ -237,40 +236,28 @@ def _train_parts(
     assert model.label_tree is not None
     _train_ranker(context, features, targets, tree, initial_beam)
     with context.stage("label vectors") as metrics:
-        model.label_vectors = make_label_vectors(
-            features,
-            targets,
-            context.text_features("label vectors"),
-            word_columns(model.tfidf),
-            context.runtime.num_threads,
-        )
+        texts, columns = context.text_features("label vectors"), word_columns(model.tfidf)
+        model.label_vectors = make_label_vectors(features, targets, texts, columns, context.runtime.num_threads)
         metrics.update(label_vector_bytes=model.label_vectors.num_bytes)
     if _uses_similar_documents(context):
         with context.stage("similar documents") as metrics:
             if features.sparse is not None:
-                model.knn = index_documents(
-                    Features(features.sparse), targets, model.label_tree, args.make_knn_arguments()
-                )
+                arguments = args.make_knn_arguments()
+                model.knn = index_documents(Features(features.sparse), targets, model.label_tree, arguments)
                 metrics.update(knn_bytes=model.knn.num_bytes)
             if features.dense is not None:
                 model.knn_vectors = index_vectors(features.dense, targets)
 
 
-def _validation_candidates(context: RunContext) -> Iterator[Mapping[str, np.ndarray]]:
+def _validation_candidates(context: RunContext, validation: Dataset) -> Iterator[Mapping[str, np.ndarray]]:
     """Yields the scores of the parts for the candidates of the validation documents."""
     model, runtime = context.model, context.runtime
-    assert context.validation is not None
 
     def score(features: Features) -> dict[str, np.ndarray]:
         return score_candidates(model, features, model.available_parts, runtime.num_threads)
 
     batch_size = context.args.per_device_eval_batch_size
-    yield from map_batches(model, context.validation, score, batch_size=batch_size, runtime=runtime)
-
-
-def _validation_truth(context: RunContext) -> csr_matrix:
-    assert context.model.labels is not None and context.validation is not None
-    return context.model.labels.encode(context.validation)
+    yield from map_batches(model, validation, score, batch_size=batch_size, runtime=runtime)
 
 
 def _uses_similar_documents(context: RunContext) -> bool:
@@ -338,17 +325,11 @@ def _train_ranker(
 
 class CountedTexts(Sequence):
     """
-    Texts that report how many of them have been read.
-
-    Args:
-        texts (`Sequence[str]`): A list or the column of a dataset.
-        stage (`str`): Name of the stage.
-        progress (`Callable`, *optional*): Called with (stage, done, total).
-        more (`Sequence[str]`, *optional*): Texts that follow.
+    Texts, a list or the column of a dataset, that report how many of them have been read; `more` texts follow.
     """
 
-    def __init__(self, texts: Sequence[str], stage: str, progress: Progress | None, more: Sequence[str] = ()) -> None:
-        self._texts, self._stage, self._progress, self._more = texts, stage, progress, more
+    def __init__(self, texts: Sequence[str], stage: str, runtime: Runtime, more: Sequence[str] = ()) -> None:
+        self._texts, self._stage, self._runtime, self._more = texts, stage, runtime, more
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._more)
@@ -358,8 +339,7 @@ class CountedTexts(Sequence):
         if not isinstance(rows, slice):
             return self._texts[rows] if rows < count else self._more[rows - count]
         first, last, _ = rows.indices(len(self))
-        if self._progress is not None:
-            self._progress(self._stage, last, len(self))
+        self._runtime.report(self._stage, last, len(self))
         if last <= count:
             return self._texts[rows]
         return [*self._texts[first:count], *self._more[max(first - count, 0) : last - count]]

@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import (
-    EvalPrediction,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    set_seed,
-)
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..data import prepare_dataset
@@ -34,7 +28,7 @@ from ..scorer import Scorer
 from ..serialization import TRAINING_ARGS_FILE, remove_leftovers, write_json
 from ..utils import available_cores
 from .arguments import XMCTrainingArguments
-from .callbacks import LevelCallback, SignalCallback, StageTimer, StartCallback
+from .callbacks import LevelCallback, SignalCallback, StartCallback
 from .checkpoint import TRAINER_STATE_FILE, find_checkpoint, load_checkpoint
 from .context import RunContext
 from .contrastive import make_levels
@@ -185,8 +179,7 @@ class XMCTrainer(LevelTrainer):
     @property
     def runtime(self) -> Runtime:
         """Threads, progress bar and cache of this trainer."""
-        progress = self._progress.report if self._progress is not None and self._progress.has_bar else None
-        return Runtime(self.args.num_threads, progress, self.cache)
+        return Runtime(self.args.num_threads, self._progress.report if self._progress.has_bar else None, self.cache)
 
     @cached_property
     def publisher(self) -> Any:
@@ -241,9 +234,8 @@ class XMCTrainer(LevelTrainer):
         if resume and self.cache.processes.is_main:
             remove_leftovers(str(self.args.output_dir))
         was_interrupted = self.cache.is_begun
-        finished = None
-        if resume is True and not was_interrupted:
-            finished = finished_model(self.args, self.train_dataset)
+        may_be_finished = resume is True and not was_interrupted
+        finished = finished_model(self.args, self.train_dataset) if may_be_finished else None
         if finished is not None:
             logger.warning("The training in `%s` is finished: its model is loaded.", self.args.output_dir)
             self._use_model(finished)
@@ -256,15 +248,13 @@ class XMCTrainer(LevelTrainer):
         dataset = check_can_train(self.model, self.args, self.train_dataset, resumes, extends)
         start = time.perf_counter()
         self.cache.start(resume=bool(resume))
-        assert self._progress is not None
         has_steps = self.model.encoder is not None and not extends
         self._progress.begin_training(has_steps)
-        timer = StageTimer(self.log, self._progress.begin_stage)
         if checkpoint is not None:
             self._use_model(load_checkpoint(checkpoint, self.args))
         self.model.config.method = self.args.method
         validation = first_dataset(self.eval_dataset)
-        needed = self.model, self.args, dataset, self.runtime, timer
+        needed = self.model, self.args, dataset, self.runtime, self.log, self._progress.begin_stage
         context = RunContext(*needed, self.label_texts, validation, self.scorer, self.labels_seen_only)
         if has_steps:
             with training_precision(self):
@@ -275,7 +265,7 @@ class XMCTrainer(LevelTrainer):
         self.recorder.record.extensions = [] if self.extension is None else self.extension.describe()
         self._progress.note_label_texts(self.model.labels, context.text_uses, context.label_texts is not False)
         metrics = {**output.metrics, **speed_metrics("train", start, len(dataset))}
-        metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in timer.seconds.items()})
+        metrics.update({f"train_{name}_seconds": round(value, 4) for name, value in context.seconds.items()})
         if self.cache.is_shared:
             metrics["train_processes"] = self.cache.processes.count
         self.log(dict(metrics))
@@ -328,7 +318,7 @@ class XMCTrainer(LevelTrainer):
                 self.remove_callback(added)
             for name, value in before.items():
                 setattr(self.args, name, value)
-            self._levels = None
+            self._levels = None  # type: ignore[assignment]
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
 
     def _run_without_steps(self, run: Callable[[], None]) -> TrainOutput:
@@ -353,7 +343,6 @@ class XMCTrainer(LevelTrainer):
 
     def _complete(self) -> None:
         """Runs what follows the last training step."""
-        assert self._levels is not None
         levels, context = self._levels, self._levels.context.root
         if context.sharded is not None:
             levels.average.gather()
@@ -369,7 +358,6 @@ class XMCTrainer(LevelTrainer):
         self._save_new_model(context)
 
     def _load_best(self, checkpoint: str) -> None:
-        assert self._levels is not None
         if self._levels.adapters is None:
             best = XMCForTextClassification.from_pretrained(checkpoint)
             self.model.load_state_dict(best.state_dict())
@@ -469,8 +457,7 @@ class XMCTrainer(LevelTrainer):
         predictions = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
         if "labels" not in dataset.column_names:
             return predictions, None
-        assert self.model.labels is not None
-        return predictions, padded_labels(self.model.labels.encode(dataset))
+        return predictions, padded_labels(self.model.checked_labels().encode(dataset))
 
     def _prepare(self, dataset: Dataset, require_labels: bool = True) -> Dataset:
         """Maps the columns of a dataset, unless they have been mapped before."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import datasets
 import evaluate
@@ -68,22 +69,11 @@ class XMCMetricsModule(evaluate.Metric):
         predictions: Sequence[Sequence[int]],
         references: Sequence[Sequence[int]],
         counts: Sequence[int] | None = None,
-        num_documents: int | None = None,
-        ks: Iterable[int] = (1, 3, 5, 10),
-        a: float = 0.55,
-        b: float = 1.5,
-        tail_max_count: int = 5,
         parents: Sequence[Sequence[int]] | None = None,
+        **options: Any,
     ) -> dict[str, float]:
-        metrics = XMCMetrics(
-            counts=None if counts is None else np.asarray(counts),
-            num_documents=num_documents,
-            ks=ks,
-            a=a,
-            b=b,
-            tail_max_count=tail_max_count,
-            hierarchy=None if parents is None else Hierarchy(parents),
-        )
+        hierarchy = None if parents is None else Hierarchy(parents)
+        metrics = XMCMetrics(counts=counts, hierarchy=hierarchy, **options)
         lengths, ids = _flatten(predictions)
         indices = np.full((len(lengths), lengths.max(initial=0)), -1, np.int64)
         indices[np.arange(indices.shape[1]) < lengths[:, None]] = ids
