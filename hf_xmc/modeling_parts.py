@@ -21,8 +21,6 @@ from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores
 
 # Least number of candidates of ranker and heads that `candidate_scores` compares.
 _CANDIDATES = (100, 20)
-
-
 # Scores of labels by heads in memory at a time, if all of a restriction are scored.
 MAX_HEAD_SCORES = 1 << 20
 
@@ -31,12 +29,12 @@ class PartsMixin:
     """
     Mixin that scores labels by the parts of a model, by several or by one of them.
 
-    The class has the parts, their configuration, and the search of a level by the heads.
+    The class has the search of a level by the heads. `search` are the arguments `beam_size` and `num_threads`.
     """
 
     config: Any
-    anchor: Any
     device: Any
+    anchor: Any
     encoder: Any
     heads: Any
     labels: Labels | None
@@ -52,27 +50,18 @@ class PartsMixin:
     @property
     def available_parts(self) -> list[str]:
         """The parts that can score labels, see [`Scorer`]."""
-        config, tree = self.config, self.label_tree
-        levels = config.head_levels or []
-        has_heads = tree is not None and tree.depth in levels and config.trained_levels >= len(levels)
-        vectors = [] if self.label_vectors is None else self.label_vectors.names
+        levels, tree = self.config.head_levels or [], self.label_tree
         present = {
             "ranker": self.ranker is not None,
-            "heads": has_heads,
-            **dict.fromkeys(vectors, True),
+            "heads": tree is not None and tree.depth in levels and self.config.trained_levels >= len(levels),
+            **dict.fromkeys([] if self.label_vectors is None else self.label_vectors.names, True),
             "knn_tfidf": self.knn is not None,
             "knn_vector": self.knn_vectors is not None,
         }
         return [name for name in PARTS if present.get(name)]
 
     def _predict_with_parts(
-        self,
-        features: Features,
-        top_k: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        predict_with: str,
-        restriction: Restriction | None = None,
+        self, features: Features, top_k: int, predict_with: str, restriction: Restriction | None, **search: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         names: Sequence[str] = (predict_with,)
         if predict_with == "all":
@@ -90,7 +79,7 @@ class PartsMixin:
             )
         scores, labels = np.empty((len(features), top_k), np.float32), np.empty((len(features), top_k), np.int64)
         done = 0
-        for parts in self.part_scores(features, names, top_k, beam_size, num_threads, restriction):
+        for parts in self.part_scores(features, names, top_k, restriction=restriction, **search):
             if predict_with == "all":
                 count = len(parts[names[0]].labels)
                 candidates = None if restriction is None else restriction.candidates(count)
@@ -133,47 +122,40 @@ class PartsMixin:
         num_labels = self.label_tree.num_labels
         count = min(max(top_k, OTHER_PROPOSALS), num_labels)
         size = max(1, MAX_SCORES // num_labels)
-        search = beam_size, num_threads
+        search: dict[str, Any] = {"beam_size": beam_size, "num_threads": num_threads}
         for start in range(0, len(features), size):
             block = features if len(features) <= size else features[start : start + size]
             if restriction is None:
-                yield {name: self._score_part(name, block, count, *search) for name in names}
+                known = min(max(count, KNOWN_LABELS), num_labels)
+                yield {name: self._score_part(name, block, count, known, **search) for name in names}
             else:
-                yield {name: self._score_permitted(name, block, count, *search, restriction) for name in names}
+                yield {name: self._score_permitted(name, block, count, restriction, **search) for name in names}
 
     def _score_permitted(
-        self,
-        name: str,
-        features: Features,
-        count: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        restriction: Restriction,
+        self, name: str, features: Features, count: int, restriction: Restriction, **search: Any
     ) -> PartScores:
         """As `_score_part`, with permitted labels only; a score is the same as without the restriction."""
-        of_all = self._score_part(name, features, 1, beam_size, num_threads, known=1)
+        of_all = self._score_part(name, features, 1, 1, **search)
         if of_all.matrix is not None:
             permitted = np.ascontiguousarray(of_all.matrix[:, restriction.ids])
             best = PartScores.from_matrix(permitted, min(count, len(restriction)))
             labels = np.where(best.labels >= 0, restriction.ids[best.labels], -1)
             return replace(best, labels=labels, matrix=of_all.matrix).restricted(of_all)
         known = len(restriction) if restriction.is_exhaustive else max(count, KNOWN_LABELS)
-        part = self._score_part(name, features, count, beam_size, num_threads, restriction, known)
-        return part.restricted(of_all)
+        known = min(known, len(restriction.permitted))
+        return self._score_part(name, features, count, known, restriction=restriction, **search).restricted(of_all)
 
     def _score_part(
         self,
         name: str,
         features: Features,
         count: int,
+        known: int,
         beam_size: int | None,
         num_threads: int | None,
         restriction: Restriction | None = None,
-        known: int | None = None,
     ) -> PartScores:
         """Returns the scores of one part: of `known` labels for ranker, heads and votes."""
-        assert self.label_tree is not None
-        known = min(max(count, KNOWN_LABELS) if known is None else known, self.label_tree.num_labels)
         if name == "ranker":
             found = self._search_ranker("logits", features, known, beam_size, num_threads, restriction)
             return PartScores.from_list(*found)
@@ -204,18 +186,8 @@ class PartsMixin:
         """
         Returns the best labels of the ranker and of the heads, each with both scores.
 
-        Args:
-            features ([`Features`]):
-                Documents, see [`~XMCForTextClassification.featurize`].
-            top_k (`int`):
-                Number of labels per document. More candidates are returned, so that each side can promote labels of
-                the other.
-            beam_size (`int`, *optional*):
-                Number of nodes kept per level; ranker and heads have separate defaults.
-            num_threads (`int`, *optional*):
-                Number of threads of the ranker; all cores by default.
-            restriction ([`Restriction`], *optional*):
-                The labels to choose from; all by default.
+        There are more than `top_k`, so that each side can promote labels of the other. The arguments are those of
+        [`~PartsMixin.part_scores`].
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker (0 for labels that it did not
@@ -225,7 +197,7 @@ class PartsMixin:
         assert self.label_tree is not None
         tree = self.label_tree
         num_ranker, num_heads = (min(max(top_k, count), tree.num_labels) for count in _CANDIDATES)
-        ranked = self._predict_with_ranker(features, num_ranker, beam_size, num_threads, restriction)
+        ranked = self._search_ranker("predict", features, num_ranker, beam_size, num_threads, restriction)
         scores, indices = (torch.from_numpy(array).to(self.anchor.device) for array in ranked)
         positions = torch.from_numpy(tree.leaf_positions).to(indices.device)
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
@@ -241,16 +213,6 @@ class PartsMixin:
         )
 
     # ---- Single parts ----
-
-    def _predict_with_ranker(
-        self,
-        features: Features,
-        top_k: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        restriction: Restriction | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self._search_ranker("predict", features, top_k, beam_size, num_threads, restriction)
 
     def _search_ranker(
         self,
@@ -287,8 +249,7 @@ class PartsMixin:
         return Features(features.sparse, features.dense * np.float32(self.config.embedding_scale))
 
     def _check_label_head(self) -> None:
-        levels, tree = self.config.head_levels or [], self.label_tree
-        if tree is None or tree.depth not in levels or self.config.trained_levels < len(levels):
+        if "heads" not in self.available_parts:
             raise ValueError(
                 "The model has no trained head for its labels by `head_levels` and `trained_levels` in `config.json`. "
                 "Set `predict_with='ranker'`, or train all levels."

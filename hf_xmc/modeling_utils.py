@@ -24,6 +24,7 @@ from .labels import LABELS_NAME, Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
 from .loading import HUB_KWARGS, check_loaded, check_model_files, guarded, verify_files
 from .modeling_heads import LevelHead
+from .modeling_parts import PartsMixin
 from .output import XMCOutput
 from .remote_code import SelfContainedModel
 from .restriction import Restriction
@@ -254,7 +255,7 @@ def model_files(folder: str | os.PathLike) -> list[str]:
     return [*sharded, *single, *_TOKENIZER_FILES]
 
 
-class XMCPreTrainedModel(SelfContainedModel):
+class XMCPreTrainedModel(PartsMixin, SelfContainedModel):
     """
     Base class of models: the parts besides the weights, and the files of all parts.
 
@@ -272,19 +273,8 @@ class XMCPreTrainedModel(SelfContainedModel):
     _supports_flex_attn = True
     _keep_in_fp32_modules_strict = {"heads"}
 
-    anchor: nn.Parameter
-    encoder: nn.Module | None
-    labels: Labels | None
-    label_tree: LabelTree | None
     tfidf: TfidfFeaturizer | None
-    ranker: LinearRanker | KNNRanker | None
-    label_vectors: LabelVectors | None
-    knn: KNNRanker | None
-    knn_vectors: KNNVectors | None
-    scorer: Scorer | None
     tokenizer: Any
-
-    available_parts: Any
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

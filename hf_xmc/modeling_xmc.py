@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from .configuration_xmc import SelfContainedConfig, XMCConfig
 from .features import Features
-from .knn_ranker import KNNRanker, KNNVectors
+from .knn_ranker import KNNRanker
 from .label_editing import LabelEditingMixin
 from .label_tree import LabelTree
-from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
 from .loading import check_size
@@ -25,7 +24,7 @@ from .modeling_heads import Head, LevelHeads
 from .modeling_utils import PredictMixin, XMCPreTrainedModel
 from .output import XMCOutput, mix_scores
 from .restriction import Restriction
-from .scorer import PARTS, Scorer
+from .scorer import PARTS
 from .text_encoder import (
     check_pooling_layers,
     default_pooling,
@@ -98,10 +97,7 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
         self.tfidf = tfidf
         self.ranker = ranker
         self.tokenizer = tokenizer
-        self.label_vectors: LabelVectors | None = None
-        self.knn: KNNRanker | None = None
-        self.knn_vectors: KNNVectors | None = None
-        self.scorer: Scorer | None = None
+        self.label_vectors = self.knn = self.knn_vectors = self.scorer = None
         # Mixed precision of `embed`, set by the trainer; by default the encoder computes in the dtype of its weights.
         self.autocast_dtype: torch.dtype | None = None
         # The only parameter of a linear model: transformers takes device and dtype from the parameters, and writes no
@@ -412,10 +408,10 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
             candidates = self.candidate_scores(features, top_k, beam_size, num_threads, restriction)
             return mix_scores(*candidates, self.config.heads_weight, top_k)
         if predict_with == "ranker":
-            scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads, restriction)
+            scores, indices = self._search_ranker("predict", features, top_k, beam_size, num_threads, restriction)
         else:
             scores, indices = self._predict_with_parts(
-                features, top_k, beam_size, num_threads, predict_with, restriction
+                features, top_k, predict_with, restriction, beam_size=beam_size, num_threads=num_threads
             )
         device = self.anchor.device
         return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
