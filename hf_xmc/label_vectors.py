@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from .checks import CheckedFile
 from .features import Features, normalize_rows
 from .kernels_similarity import add_products
 from .serialization import MAX_SHARD_SIZE, save_sharded
-from .utils import count_threads
+from .utils import run_in_threads
 
 LABEL_VECTORS_FILE = "label_vectors.safetensors"
 _KIND = "label vectors"
@@ -89,12 +88,7 @@ class InvertedIndex:
                 self.term_weights, marked, products[first:last],
             )  # fmt: skip
 
-        starts = range(0, len(products), _DOCUMENTS_PER_TASK)
-        if len(starts) == 1:
-            run(0)
-        else:
-            with ThreadPoolExecutor(count_threads(num_threads)) as pool:
-                list(pool.map(run, starts))
+        run_in_threads(run, range(0, len(products), _DOCUMENTS_PER_TASK), num_threads)
         return products
 
 

@@ -194,12 +194,12 @@ class PredictMixin:
         top_k = check_count("top_k", self.config.top_k if top_k is None else top_k)
         candidates = top_k if level is None else max(20 * top_k, 100)
         output = self(features, candidates, *search, restriction=restriction)
-        device, scores, indices = output.indices.device, output.scores.cpu().numpy(), output.indices.cpu().numpy()
+        scores, indices = output.scores.cpu().numpy(), output.indices.cpu().numpy()
         if level is not None:
             scores, indices = hierarchy.roll_up(scores, indices, level, top_k)
         if with_parents:
             scores, indices = hierarchy.with_ancestors(scores, indices)
-        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+        return XMCOutput.from_numpy(scores, indices, output.indices.device)
 
     def checked_labels(self) -> Labels:
         """Returns the labels; raises if there are none."""

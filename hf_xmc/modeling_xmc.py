@@ -200,18 +200,19 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
         config.head_tails = None if tails is None else list(tails)
         self.heads = LevelHeads(config, self.vector_size).to(self.device)
 
-    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """
         Returns the document vectors of tokenised texts, float32 of unit length.
 
         Args:
             input_ids (`torch.Tensor` of shape `(batch, tokens)`):
                 Token ids.
-            attention_mask (`torch.Tensor` of shape `(batch, tokens)`):
-                1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
+                1 for tokens, 0 for padding; all 1 by default.
         """
         if self.encoder is None:
             raise ValueError("The model is linear: it has no encoder.")
+        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         layers = self.config.pooling_layers
         output = self.encoder(
             input_ids=input_ids,
@@ -371,16 +372,12 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
             `targets` or `levels` the `loss` (sum over nodes, mean over documents).
         """
         if input_ids is not None:
-            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            vectors = self.encode(input_ids, mask)
-            if label_input_ids is not None:
-                mask = torch.ones_like(label_input_ids) if label_attention_mask is None else label_attention_mask
-                output = XMCOutput(vectors=vectors, label_vectors=self.encode(label_input_ids, mask))
+            vectors = self.encode(input_ids, attention_mask)
+            label_vectors = None if label_input_ids is None else self.encode(label_input_ids, label_attention_mask)
             hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
-            if label_input_ids is not None:
-                if level is not None:
-                    output.logits, _ = self.heads.score(hidden, level, nodes)
-                return output
+            if label_vectors is not None:
+                logits = None if level is None else self.heads.score(hidden, level, nodes)[0]
+                return XMCOutput(logits=logits, vectors=vectors, label_vectors=label_vectors)
             if levels is not None:
                 assert self.label_tree is not None
                 return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))
@@ -413,8 +410,7 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
             scores, indices = self._predict_with_parts(
                 features, top_k, predict_with, restriction, beam_size=beam_size, num_threads=num_threads
             )
-        device = self.anchor.device
-        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+        return XMCOutput.from_numpy(scores, indices, self.anchor.device)
 
     def head(self, level: int) -> Head:
         """Returns the head of a level, counted from 1."""
