@@ -24,6 +24,7 @@ from .linear_ranker import LinearRanker, first_node
 from .modeling_heads import LevelHead
 from .modeling_parts import PartsMixin
 from .ranker_editing import NewLabels, with_labels, without_nodes
+from .utils import offsets_of
 from .vocabulary import LabelEntry
 
 # Scale of the text of a label among the documents of its classifier, as in the training of a ranker.
@@ -377,7 +378,7 @@ def _lists(begin: np.ndarray, labels: np.ndarray, is_left: np.ndarray | None) ->
     if is_left is None:
         return begin, labels
     kept = is_left[labels]
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[begin]
+    ends = offsets_of(kept)[begin]
     return ends, (np.cumsum(is_left) - 1)[labels[kept]].astype(np.int32)
 
 

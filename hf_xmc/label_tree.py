@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 from .checks import CheckedFile
 from .hierarchy import Hierarchy
 from .serialization import save_tensors
+from .utils import offsets_of
 
 TREE_FILE = "label_tree.safetensors"
 
@@ -152,7 +153,7 @@ class LabelTree:
                 )
             new_parent = np.argsort(order)[parent]
             counts = np.bincount(new_parent, minlength=len(order))
-            child_offsets.append(np.concatenate([[0], np.cumsum(counts)]))
+            child_offsets.append(offsets_of(counts))
             order = np.argsort(new_parent, kind="stable")
         return cls(child_offsets, order)
 
@@ -240,7 +241,7 @@ class LabelTree:
         offsets = self.child_offsets[-1]
         more = np.bincount(clusters, minlength=len(offsets) - 1)
         leaves = np.insert(self.leaf_labels, offsets[clusters[order] + 1], self.num_labels + order)
-        return LabelTree([*self.child_offsets[:-1], offsets + np.concatenate([[0], np.cumsum(more)])], leaves)
+        return LabelTree([*self.child_offsets[:-1], offsets + offsets_of(more)], leaves)
 
     def without_labels(self, labels: np.ndarray) -> tuple[LabelTree, np.ndarray]:
         """
@@ -261,7 +262,7 @@ class LabelTree:
         for offsets in reversed(self.child_offsets):
             children = np.add.reduceat(levels[0], offsets[:-1], dtype=np.int64)
             levels.insert(0, children > 0)
-            child_offsets.insert(0, np.concatenate([[0], np.cumsum(children[children > 0])]))
+            child_offsets.insert(0, offsets_of(children[children > 0]))
         return LabelTree(child_offsets, leaves), np.concatenate(levels)
 
     def digest(self) -> str:

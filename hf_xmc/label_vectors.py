@@ -15,7 +15,7 @@ from .checks import CheckedFile
 from .features import Features, normalize_rows
 from .kernels_similarity import add_products
 from .serialization import MAX_SHARD_SIZE, save_sharded
-from .utils import run_in_threads
+from .utils import offsets_of, run_in_threads
 
 LABEL_VECTORS_FILE = "label_vectors.safetensors"
 _KIND = "label vectors"
@@ -62,7 +62,7 @@ class InvertedIndex:
     def without(self, is_left: np.ndarray) -> InvertedIndex:
         """Returns the index of the rows that are marked, numbered anew."""
         kept = is_left[self.term_rows]
-        begin = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[self.term_begin]
+        begin = offsets_of(kept)[self.term_begin]
         rows = (np.cumsum(is_left) - 1).astype(np.int32)[self.term_rows[kept]]
         return InvertedIndex(begin, rows, self.term_weights[kept])
 
@@ -247,8 +247,7 @@ def of_columns(features: Features, columns: np.ndarray | None) -> Features:
 
 def entries(rows: csr_matrix, kept: np.ndarray) -> csr_matrix:
     """A sparse matrix with the marked entries only."""
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
-    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
+    return csr_matrix((rows.data[kept], rows.indices[kept], offsets_of(kept)[rows.indptr]), shape=rows.shape)
 
 
 def _filled(rows: Features, others: Features) -> Features:
