@@ -15,7 +15,6 @@ from .label_tree import LabelTree
 from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import LinearRanker
-from .output import XMCOutput
 from .restriction import Restriction
 from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores, Scorer
 
@@ -105,18 +104,11 @@ class PartsMixin:
         Yields the scores of parts for consecutive blocks of documents, small enough to score all labels.
 
         Args:
-            features ([`Features`]):
-                Documents, see [`~XMCForTextClassification.featurize`].
-            names (`Sequence[str]`):
-                The parts.
-            top_k (`int`, *optional*, defaults to 10):
-                Least number of labels that each part proposes.
-            beam_size (`int`, *optional*):
-                Number of nodes kept per level by ranker and heads, which have separate defaults.
-            num_threads (`int`, *optional*):
-                Number of threads; all cores by default.
-            restriction ([`Restriction`], *optional*):
-                The labels to propose; all by default.
+            features ([`Features`]): Documents, see [`~XMCForTextClassification.featurize`].
+            names (`Sequence[str]`): The parts.
+            top_k (`int`, *optional*, defaults to 10): Least number of labels that each part proposes.
+            beam_size, num_threads, restriction:
+                See [`~XMCForTextClassification.forward`]. Ranker and heads have separate defaults of `beam_size`.
         """
         assert self.label_tree is not None
         num_labels = self.label_tree.num_labels
@@ -160,10 +152,9 @@ class PartsMixin:
             found = self._search_ranker("logits", features, known, beam_size, num_threads, restriction)
             return PartScores.from_list(*found)
         if name == "heads":
-            output = self._predict_with_heads(features, known, beam_size, restriction)
-            assert output.scores is not None and output.indices is not None
-            odds = torch.logit(output.scores.float(), eps=1e-6)
-            return PartScores.from_list(odds.cpu().numpy(), output.indices.cpu().numpy())
+            scores, indices = self._predict_with_heads(features, known, beam_size, restriction)
+            odds = torch.logit(scores.float(), eps=1e-6)
+            return PartScores.from_list(odds.cpu().numpy(), indices.cpu().numpy())
         if name == "knn_tfidf":
             assert self.knn is not None
             sparse = Features(features.sparse)
@@ -203,13 +194,12 @@ class PartsMixin:
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
         parts = zip(vectors.split(256), nodes.split(256), strict=True)
         head_scores = torch.cat([self.heads.label_probabilities(*part, tree) for part in parts])
-        more = self._predict_with_heads(features, num_heads, beam_size, restriction)
-        assert more.scores is not None and more.indices is not None
-        repeated = (more.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
+        more_scores, more = self._predict_with_heads(features, num_heads, beam_size, restriction)
+        repeated = (more.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
         return (
-            torch.cat([scores, torch.zeros_like(more.scores)], dim=1),
-            torch.cat([head_scores, more.scores], dim=1),
-            torch.cat([indices, more.indices.masked_fill(repeated, -1)], dim=1),
+            torch.cat([scores, torch.zeros_like(more_scores)], dim=1),
+            torch.cat([head_scores, more_scores], dim=1),
+            torch.cat([indices, more.masked_fill(repeated, -1)], dim=1),
         )
 
     # ---- Single parts ----
@@ -262,7 +252,7 @@ class PartsMixin:
 
     def _predict_with_heads(
         self, features: Features, top_k: int, beam_size: int | None, restriction: Restriction | None = None
-    ) -> XMCOutput:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._check_label_head()
         assert self.label_tree is not None
         vectors = self._dense_part(features)
@@ -270,16 +260,14 @@ class PartsMixin:
             return self._best_by_heads(vectors, top_k, restriction.ids)
         scores, nodes = self.search_level(vectors, self.label_tree.depth, top_k, beam_size)
         labels = torch.from_numpy(self.label_tree.leaf_labels).to(nodes.device)[nodes.clamp(min=0)]
-        return XMCOutput(scores=scores, indices=labels.masked_fill(nodes < 0, -1))
+        return scores, labels.masked_fill(nodes < 0, -1)
 
-    def _best_by_heads(self, vectors: torch.Tensor, top_k: int, ids: np.ndarray) -> XMCOutput:
+    def _best_by_heads(self, vectors: torch.Tensor, top_k: int, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores all the given labels and returns the best ones."""
-        assert self.label_tree is not None
-        device = vectors.device
-        nodes, labels = (torch.from_numpy(array).to(device) for array in (self.label_tree.leaf_positions[ids], ids))
-        top_k, found = min(top_k, len(ids)), []
-        for rows in vectors.split(max(1, MAX_HEAD_SCORES // len(ids))):
-            found.append(self.heads.label_probabilities(rows, nodes, self.label_tree).topk(top_k, dim=1))
-        empty = torch.empty((0, top_k), device=device)
-        scores = torch.cat([empty, *(best.values for best in found)])
-        return XMCOutput(scores=scores, indices=labels[torch.cat([empty.long(), *(best.indices for best in found)])])
+        tree, device, top_k = self.label_tree, vectors.device, min(top_k, len(ids))
+        assert tree is not None
+        nodes, labels = (torch.from_numpy(array).to(device) for array in (tree.leaf_positions[ids], ids))
+        blocks = vectors.split(max(1, MAX_HEAD_SCORES // len(ids)))
+        found = [self.heads.label_probabilities(rows, nodes, tree).topk(top_k, dim=1) for rows in blocks]
+        scores, places = map(torch.cat, zip(*found, strict=True))
+        return scores, labels[places]

@@ -400,7 +400,8 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
                 "`config.json`."
             )
         if predict_with == "heads":
-            return self._predict_with_heads(features, top_k, beam_size, restriction)
+            found = self._predict_with_heads(features, top_k, beam_size, restriction)
+            return XMCOutput(scores=found[0], indices=found[1])
         if predict_with == "both":
             candidates = self.candidate_scores(features, top_k, beam_size, num_threads, restriction)
             return mix_scores(*candidates, self.config.heads_weight, top_k)
