@@ -20,7 +20,7 @@ from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
 from .labels import Labels
 from .loading import HUB_KWARGS, verify_files
-from .modeling_utils import PredictMixin, model_files
+from .modeling_utils import PredictMixin
 from .modeling_xmc import XMCForTextClassification
 from .output import XMCOutput, padded
 from .remote_code import SelfContainedModel
@@ -235,9 +235,6 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             member.save_pretrained(os.path.join(folder, name), self_contained=False, max_shard_size=max_shard_size)
         if self.scorer is not None:
             self.scorer.save_pretrained(folder)
-
-    def _files_in(self, folder: str | os.PathLike) -> list[str]:
-        return model_files(folder)
 
     def _save_weights(  # type: ignore[override]
         self, folder: str | os.PathLike, is_main_process: bool, max_shard_size: int | str, token: Any = None

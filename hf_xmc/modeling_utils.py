@@ -12,33 +12,30 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from transformers import AutoTokenizer
 from transformers import initialization as init
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import XMCConfig
 from .features import Features
 from .hierarchy import Hierarchy
-from .knn_ranker import KNN_FILE, KNN_VECTORS_FILE, KNNRanker, KNNVectors
-from .label_tree import TREE_FILE, LabelTree
-from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
-from .labels import LABELS_NAME, Labels
+from .knn_ranker import KNN_FILE, KNNRanker, KNNVectors
+from .label_tree import LabelTree
+from .label_vectors import LabelVectors
+from .labels import Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
 from .loading import HUB_KWARGS, check_loaded, check_model_files, guarded, verify_files
 from .modeling_heads import LevelHead
 from .modeling_parts import PartsMixin
 from .output import XMCOutput
-from .remote_code import SelfContainedModel
+from .remote_code import RANKER_TREE_FILE, TOKENIZER_FILES, SelfContainedModel
 from .restriction import Restriction
-from .scorer import SCORER_FILE, Scorer
-from .serialization import MAX_SHARD_SIZE, check_model_type, sharded_files
-from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
+from .scorer import Scorer
+from .serialization import MAX_SHARD_SIZE, check_model_type
+from .tfidf import TfidfFeaturizer
 from .utils import check_count, join_texts
 
-RANKER_TREE_FILE = "ranker_tree.safetensors"
 # Documents that `predict` holds in memory at a time.
 PREDICT_CHUNK = 4096
 _RANKERS: dict[str, type[LinearRanker] | type[KNNRanker]] = {"linear": LinearRanker, "knn": KNNRanker}
-_SHARDED_FILES = (SAFE_WEIGHTS_NAME, RANKER_FILE, LABEL_VECTORS_FILE, KNN_FILE, KNN_VECTORS_FILE)
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class PredictMixin:
@@ -248,13 +245,6 @@ def named(pair: tuple[str, float], names: Mapping[str, str]) -> dict[str, Any]:
     return {"label": label, **({"name": names[label]} if label in names else {}), "score": score}
 
 
-def model_files(folder: str | os.PathLike) -> list[str]:
-    """Returns the names of the files of a model in a folder, without its configuration."""
-    sharded = [name for filename in _SHARDED_FILES for name in sharded_files(folder, filename)]
-    single = (LABELS_NAME, TREE_FILE, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE, SCORER_FILE)
-    return [*sharded, *single, *_TOKENIZER_FILES]
-
-
 class XMCPreTrainedModel(PartsMixin, SelfContainedModel):
     """
     Base class of models: the parts besides the weights, and the files of all parts.
@@ -368,9 +358,6 @@ class XMCPreTrainedModel(PartsMixin, SelfContainedModel):
         if own_tree:
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
 
-    def _files_in(self, folder: str | os.PathLike) -> list[str]:
-        return model_files(folder)
-
     def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
         def load(part: Any, **kwargs: Any) -> Any:
             return _load_part(part, name_or_path, {**kwargs, **hub_kwargs})
@@ -481,6 +468,6 @@ def _load_tokenizer(name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> 
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise ValueError(
-            f"The tokenizer of `{name_or_path}` cannot be loaded from `{' and '.join(_TOKENIZER_FILES)}` "
+            f"The tokenizer of `{name_or_path}` cannot be loaded from `{' and '.join(TOKENIZER_FILES)}` "
             f"({type(error).__name__}: {error}). Save or download it again."
         ) from error
