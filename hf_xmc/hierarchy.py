@@ -36,9 +36,8 @@ class Hierarchy:
         children = np.repeat(np.arange(size), np.diff(offsets))
         in_cycle = np.zeros(size, bool)
         in_cycle[children[children == flat]] = True
-        count, component = connected_components(self._above, connection="strong")
-        if count < size:
-            in_cycle |= np.bincount(component)[component] > 1
+        _, component = connected_components(self._above, connection="strong")
+        in_cycle |= np.bincount(component)[component] > 1
         if in_cycle.any():
             shown = ", ".join(f"{names[i]!r:.80}" for i in np.flatnonzero(in_cycle)[:5])
             raise ValueError(f"The parents form a cycle through {shown}. Remove one of the links.")

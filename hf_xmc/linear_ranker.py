@@ -135,13 +135,11 @@ class LinearRanker:
         self.num_sparse, self.num_dense = num_sparse, num_dense
         self.loss, self.ranking, self.beam_size = loss, ranking, beam_size
         self.first_level = first_level
-        self._child_begin, block_begin = number_blocks(tree)
-        # The levels above have no blocks.
-        self._block_begin = block_begin - block_begin[first_node(tree, first_level - 1)]
         sizes = weights.block_sizes if weights.block_sizes is not None else block_sizes(tree, first_level)
+        # First child of each block, and first child and first block of each node.
         self.block_child = first_node(tree, first_level) + offsets_of(sizes)
-        if weights.block_sizes is not None:
-            self._block_begin = np.searchsorted(self.block_child, self._child_begin)
+        self._child_begin = first_children(tree)
+        self._block_begin = np.searchsorted(self.block_child, self._child_begin)
 
     def __repr__(self) -> str:
         return f"LinearRanker({self.tree}, features: {self.num_sparse} sparse + {self.num_dense} dense)"
@@ -353,7 +351,13 @@ def blocks_of(counts: np.ndarray) -> np.ndarray:
     return np.stack([node, first, np.minimum(LANES, counts[node] - within)], axis=1)
 
 
-def block_sizes(tree: LabelTree, first_level: int = 1) -> np.ndarray:
+def first_children(tree: LabelTree) -> np.ndarray:
+    """Returns the first child of every inner node, and the end of the children of the last one."""
+    starts = [offsets[:-1] + first_node(tree, level) for level, offsets in enumerate(tree.child_offsets, start=1)]
+    return np.concatenate([*starts, [first_node(tree, tree.depth + 1)]])
+
+
+def block_sizes(tree: LabelTree, first_level: int) -> np.ndarray:
     """Returns the number of siblings of each block of a new ranker for the levels from `first_level` on, uint8."""
     children = np.concatenate([np.diff(offsets) for offsets in tree.child_offsets[first_level - 1 :]])
     return blocks_of(children)[:, 2].astype(np.uint8)
@@ -362,7 +366,7 @@ def block_sizes(tree: LabelTree, first_level: int = 1) -> np.ndarray:
 def _checked_block_sizes(file: CheckedFile, tree: LabelTree, first_level: int) -> np.ndarray:
     """Returns the block sizes of a file, by which every child of every node is in one block of that node."""
     sizes = file.ids(_BLOCK_SIZES, np.uint8, None, LANES + 1)
-    child_begin, _ = number_blocks(tree)
+    child_begin = first_children(tree)
     ends = first_node(tree, first_level) + np.cumsum(sizes, dtype=np.int64)
     if not (sizes > 0).all() or not np.isin(child_begin[first_node(tree, first_level - 1) + 1 :], ends).all():
         file.fail(_BLOCK_SIZES, f"does not divide the children of the nodes of {tree}")
@@ -397,14 +401,3 @@ def _checked_weights(
         file.fail("records", f"has a feature outside 0..{num_sparse - 1} or a weight that is not finite in row {row}")
     dense = file.weights("dense", np.float32, blocks * (num_dense + 1), LANES)
     return RankerWeights(row_begin, bucket_begin, buckets, records, dense, sizes)
-
-
-def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Returns the first child and the first block of every inner node; nodes are numbered level by level from the root.
-
-    Both arrays have one entry more than there are inner nodes: entry `n + 1` is the end of the range of node `n`.
-    """
-    starts = [offsets[:-1] + first_node(tree, level) for level, offsets in enumerate(tree.child_offsets, start=1)]
-    child_begin = np.concatenate([*starts, [first_node(tree, tree.depth + 1)]])
-    return child_begin, offsets_of(-(-np.diff(child_begin) // LANES))

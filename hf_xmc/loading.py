@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.utils.sha import sha_fileobj
 from torch import nn
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
@@ -211,11 +212,8 @@ def _digest(path: Path) -> str:
         if isinstance(content.get("encoder_config"), dict):
             content["encoder_config"] = {**content["encoder_config"], "_name_or_path": None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return sha_fileobj(file).hex()
 
 
 def update_digests(folder: str | os.PathLike) -> None:

@@ -39,17 +39,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]): The model.
         top_k (`int`, *optional*): Labels per document. Default: the model's.
         threshold (`float`, *optional*): Labels with a lower score are left out, so a result may be empty.
-        beam_size (`int`, *optional*):
-            Nodes kept per level of the label tree; 0 keeps all (exact search). Default: the model's.
-        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
-        exclude (`Sequence[str]`, *optional*): Labels not to choose.
-        under (`str` or `Sequence[str]`, *optional*):
-            Labels of the hierarchy; only these and labels below any of them are chosen.
-        level (`int`, *optional*):
-            Level of the hierarchy, 1 for the top. Labels below it are replaced by their ancestors there.
-        with_parents (`bool`, *optional*, defaults to `False`):
-            Whether to add all ancestors of the labels, see [`~XMCForTextClassification.find_labels`].
+        beam_size, predict_with, labels, exclude, under, level, with_parents:
+            As in [`~XMCForTextClassification.predict`].
         batch_size (`int`, *optional*, defaults to 1):
             Documents that pass through the encoder, TF-IDF and ranker together.
 
