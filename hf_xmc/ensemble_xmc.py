@@ -75,10 +75,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
     base_model_prefix = "ensemble"
 
     def __init__(
-        self,
-        config: XMCEnsembleConfig,
-        members: Sequence[XMCForTextClassification],
-        scorer: Scorer | None = None,
+        self, config: XMCEnsembleConfig, members: Sequence[XMCForTextClassification], scorer: Scorer | None = None
     ) -> None:
         super().__init__(config)
         self.members = nn.ModuleList()

@@ -221,8 +221,7 @@ class LabelEditingMixin(PartsMixin):
         features = reduce(Features.followed_by, parts) if parts else None
         used = np.zeros(0, np.int64) if features is None else np.flatnonzero(_are_known(features))
         labels = np.array(owners, dtype=np.int64)[used]
-        missing = [name for name, i in known.items() if i not in set(labels.tolist())]
-        if missing:
+        if missing := [names[i] for i in np.setdiff1d(np.arange(len(names)), labels)]:
             reason = "neither a text nor examples" if not reads_text else "no text or example with words that it knows"
             raise ValueError(
                 f"The model has {reason} for {len(missing)} of the new labels: {_listed(missing)}. Pass "

@@ -67,11 +67,7 @@ class InvertedIndex:
         return InvertedIndex(begin, rows, self.term_weights[kept])
 
     def products(
-        self,
-        documents: csr_matrix,
-        num_rows: int,
-        columns: np.ndarray | None = None,
-        num_threads: int | None = None,
+        self, documents: csr_matrix, num_rows: int, columns: np.ndarray | None = None, num_threads: int | None = None
     ) -> np.ndarray:
         """
         Returns the dot products of documents with all rows, float32 `(documents, rows)`.

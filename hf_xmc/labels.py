@@ -13,25 +13,13 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from .hierarchy import Hierarchy
-from .label_columns import (
-    distinct_names,
-    import_arrow,
-    label_batches,
-    label_matrix,
-    look_up,
-    raise_unlisted,
-    short,
-)
+from .label_columns import distinct_names, import_arrow, label_batches, label_matrix, look_up, raise_unlisted, short
 from .restriction import Restriction
 from .serialization import read_json, resolve_file, write_json
 from .vocabulary import LabelEntry, LabelVocabulary
 
 if TYPE_CHECKING:
-    # Imports inside `try` are optional for transformers: a published model must load without `datasets`.
-    try:
-        from datasets import Dataset
-    except ImportError:
-        pass
+    from .label_columns import Dataset
 
 LABELS_NAME = "labels.json"
 _URI = re.compile(r"<?(\w+://|urn:)")

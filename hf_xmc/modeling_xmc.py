@@ -229,10 +229,7 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
 
     @torch.no_grad()
     def embed(
-        self,
-        documents: Sequence[Any],
-        batch_size: int = 32,
-        progress: Callable[[int], None] | None = None,
+        self, documents: Sequence[Any], batch_size: int = 32, progress: Callable[[int], None] | None = None
     ) -> np.ndarray:
         """
         Returns the document vectors, float32 of unit length.

@@ -59,24 +59,17 @@ def code_files(folder: str | os.PathLike = Path(__file__).parent) -> list[Path]:
     return sorted({entry, *map(Path, get_relative_import_files(entry))})
 
 
-def with_code(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a `config.json` with the entries that point to the code beside it."""
-    config_class, model_class = (f"{_ENTRY}.{name}" for name in CLASSES[config["model_type"]])
-    auto_map = {
-        "AutoConfig": config_class,
-        "AutoModel": model_class,
-        "AutoModelForSequenceClassification": model_class,
-    }
-    return dict(sorted({**config, "auto_map": auto_map, "custom_pipelines": _CUSTOM_PIPELINES}.items()))
-
-
 def add_code(folder: str | os.PathLike) -> None:
     """Copies the code into the folder of a model and adds it to `config.json`."""
     for source in code_files():
         with atomic_write(Path(folder, source.name)) as temporary:
             shutil.copyfile(source, temporary)
     path = Path(folder, CONFIG_NAME)
-    write_json(path, with_code(read_json(path)), indent=2)
+    config = read_json(path)
+    config_class, model_class = (f"{_ENTRY}.{name}" for name in CLASSES[config["model_type"]])
+    auto_map = dict.fromkeys(("AutoModel", "AutoModelForSequenceClassification"), model_class)
+    config.update(auto_map={"AutoConfig": config_class, **auto_map}, custom_pipelines=_CUSTOM_PIPELINES)
+    write_json(path, dict(sorted(config.items())), indent=2)
 
 
 def remove_code(folder: str | os.PathLike) -> None:

@@ -211,11 +211,7 @@ class Scorer:
         return expit(odds).astype(np.float32)
 
     def predict(
-        self,
-        parts: Mapping[str, PartScores],
-        log_counts: np.ndarray,
-        top_k: int,
-        candidates: np.ndarray | None = None,
+        self, parts: Mapping[str, PartScores], log_counts: np.ndarray, top_k: int, candidates: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         Returns the probabilities and ids of the `top_k` best labels of each document, padded with 0 and -1.

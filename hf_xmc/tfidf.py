@@ -404,7 +404,11 @@ class TfidfFeaturizer:
         if not lines.endswith("\n"):
             raise ValueError(f"`{path}` is damaged: its last line is not complete. Save or download it again.")
         idf = file.weights("idf", np.float32, lines.count("\n"))
-        featurizer._check_idf(file, idf)
+        with np.errstate(over="ignore"):  # weights must be neither too small nor too large for float32
+            least, most = np.array([idf.min(), _MAX_COUNT * idf.max()], dtype=np.float64) ** featurizer.power
+        if not (1 / _MAX_WEIGHT <= least and most <= _MAX_WEIGHT):
+            power = f"whose power {featurizer.power} is out of range"
+            file.fail("idf", f"has values from {idf.min()} to {idf.max()}, {power}")
         featurizer._index(lines, np.array(idf))
         return featurizer
 
@@ -431,13 +435,6 @@ class TfidfFeaturizer:
                 "again."
             ) from error
         return featurizer
-
-    def _check_idf(self, file: CheckedFile, idf: np.ndarray) -> None:
-        """Raises if weights would be too small or too large for float32."""
-        with np.errstate(over="ignore"):
-            bounds = np.array([idf.min(), _MAX_COUNT * idf.max()], dtype=np.float64) ** self.power
-        if not (1 / _MAX_WEIGHT <= bounds[0] and bounds[1] <= _MAX_WEIGHT):
-            file.fail("idf", f"has values from {idf.min()} to {idf.max()}, whose power {self.power} is out of range")
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
