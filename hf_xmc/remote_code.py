@@ -143,9 +143,8 @@ class SelfContainedModel(PreTrainedModel):
             return
         with staged_files(save_directory, last=CONFIG_NAME) as folder:
             self._save_parts(folder, max_shard_size)
-            with self._config_without_code():
-                with written(save_directory):
-                    self._save_weights(folder, is_main_process=True, **weights)
+            with self._config_without_code(), written(save_directory):
+                self._save_weights(folder, is_main_process=True, **weights)
             if had_code if self_contained is None else self_contained:
                 add_code(folder)
             # Files of another model in this folder would be taken for parts of this one.
