@@ -17,10 +17,8 @@ class Hierarchy:
     The parents of labels. A label may have several; there are no cycles.
 
     Args:
-        parents (`Sequence[Sequence[int]]`):
-            For each label the ids of its parents.
-        names (`Sequence[str]`, *optional*):
-            Names for errors; the ids by default.
+        parents (`Sequence[Sequence[int]]`): For each label the ids of its parents.
+        names (`Sequence[str]`, *optional*): Names for errors; the ids by default.
     """
 
     def __init__(self, parents: Sequence[Sequence[int]], names: Sequence[str] | None = None) -> None:

@@ -180,12 +180,9 @@ class LabelVectors:
         Returns the cosines of documents with the vectors of all labels.
 
         Args:
-            name (`str`):
-                Kind of vectors.
-            features ([`Features`]):
-                Documents of unit length.
-            num_threads (`int`, *optional*):
-                Number of threads of sparse products; all cores by default.
+            name (`str`): Kind of vectors.
+            features ([`Features`]): Documents of unit length.
+            num_threads (`int`, *optional*): Number of threads of sparse products; all cores by default.
 
         Returns:
             `np.ndarray`: float32 `(documents, labels)`. The caller bounds the number of documents.

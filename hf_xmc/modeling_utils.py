@@ -345,7 +345,7 @@ class XMCPreTrainedModel(PartsMixin, SelfContainedModel):
             # The options of the last call would be saved, and the file would change with every use.
             self.tokenizer.backend_tokenizer.no_truncation()
             self.tokenizer.backend_tokenizer.no_padding()
-        for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer):
+        for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer, self.scorer):
             if part is not None:
                 part.save_pretrained(folder)
         for part in (self.ranker, self.label_vectors, self.knn_vectors):
@@ -353,8 +353,6 @@ class XMCPreTrainedModel(PartsMixin, SelfContainedModel):
                 part.save_pretrained(folder, max_shard_size)
         if self.knn is not None:
             self.knn.save_pretrained(folder, max_shard_size, KNN_FILE)
-        if self.scorer is not None:
-            self.scorer.save_pretrained(folder)
         if own_tree:
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
 
