@@ -37,30 +37,25 @@ if TYPE_CHECKING:
     from .training.trainer import XMCTrainer
     from .vocabulary import LabelVocabulary
 
-_LAZY = {
-    "TASK": "configuration_xmc",
-    "XMCConfig": "configuration_xmc",
-    "XMCEnsembleConfig": "configuration_xmc",
-    "ExtremeTextClassificationPipeline": "pipeline_xmc",
-    "Features": "features",
-    "LabelTree": "label_tree",
-    "LabelVocabulary": "vocabulary",
-    "Labels": "labels",
-    "LinearRanker": "linear_ranker",
-    "KNNRanker": "knn_ranker",
-    "TfidfFeaturizer": "tfidf",
-    "XMCEnsemble": "ensemble_xmc",
-    "XMCForTextClassification": "modeling_xmc",
-    "XMCMetrics": "evaluation",
-    "XMCTrainer": "training.trainer",
-    "XMCTrainingArguments": "training.arguments",
-    "load_label_texts": "data",
-    "load_sample": "data",
-    "load_vocabulary": "data",
-    "load_xmc_dataset": "data",
-    "prepare_dataset": "data",
-    "train": "training.run",
+_NAMES = {
+    "configuration_xmc": ("TASK", "XMCConfig", "XMCEnsembleConfig"),
+    "data": ("load_label_texts", "load_sample", "load_vocabulary", "load_xmc_dataset", "prepare_dataset"),
+    "ensemble_xmc": ("XMCEnsemble",),
+    "evaluation": ("XMCMetrics",),
+    "features": ("Features",),
+    "knn_ranker": ("KNNRanker",),
+    "label_tree": ("LabelTree",),
+    "labels": ("Labels",),
+    "linear_ranker": ("LinearRanker",),
+    "modeling_xmc": ("XMCForTextClassification",),
+    "pipeline_xmc": ("ExtremeTextClassificationPipeline",),
+    "tfidf": ("TfidfFeaturizer",),
+    "training.arguments": ("XMCTrainingArguments",),
+    "training.run": ("train",),
+    "training.trainer": ("XMCTrainer",),
+    "vocabulary": ("LabelVocabulary",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "ExtremeTextClassificationPipeline",
@@ -89,9 +84,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -117,7 +117,7 @@ class CheckedFile:
     def ids(self, name: str, dtype: Any, length: int | None, limit: int) -> np.ndarray:
         """Returns one-dimensional numbers from 0 to `limit` (exclusive)."""
         array = self.array(name, dtype, length)
-        at = first_fault(lambda begin, end: first_outside(array, begin, end, 0, limit), len(array))
+        at = first_fault(lambda begin, end: first_outside(array, begin, end, limit), len(array))
         if at >= 0:
             self.fail(name, f"has {array[at]} at position {at}, which is outside 0..{limit - 1}")
         return array

@@ -12,8 +12,6 @@ TASK = "extreme-text-classification"
 HEAD_LOSSES = ("bce", "squared_hinge")
 POOLINGS = ("mean", "cls", "last")
 LONG_TEXTS = ("truncate", "head_tail", "windows")
-
-
 _LARGEST = (1 << 31) - 1
 
 

@@ -20,9 +20,9 @@ from .configuration_xmc import XMCEnsembleConfig
 from .features import Features
 from .labels import Labels
 from .loading import HUB_KWARGS, verify_files
-from .modeling_utils import PredictMixin, model_files
+from .modeling_utils import PredictMixin
 from .modeling_xmc import XMCForTextClassification
-from .output import XMCOutput
+from .output import XMCOutput, padded
 from .remote_code import SelfContainedModel
 from .restriction import Restriction
 from .scorer import SCORER_FILE, PartScores, Scorer
@@ -75,10 +75,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
     base_model_prefix = "ensemble"
 
     def __init__(
-        self,
-        config: XMCEnsembleConfig,
-        members: Sequence[XMCForTextClassification],
-        scorer: Scorer | None = None,
+        self, config: XMCEnsembleConfig, members: Sequence[XMCForTextClassification], scorer: Scorer | None = None
     ) -> None:
         super().__init__(config)
         self.members = nn.ModuleList()
@@ -176,8 +173,7 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
                 of_all = self.part_scores(*self.member_scores(features, 1, *search, candidates=1))
                 parts = {name: part.restricted(of_all[name]) for name, part in parts.items()}
             found = self.scorer.predict(parts, self.labels.log_counts, top_k, labels)
-            best, names = (torch.from_numpy(array).to(indices.device) for array in found)
-            return XMCOutput(scores=best, indices=names)
+            return XMCOutput.from_numpy(*found, indices.device)
         assert self.config.weights is not None
         return combine_members(scores, indices, self.config.weights, self.config.combine, top_k)
 
@@ -236,9 +232,6 @@ class XMCEnsemble(PredictMixin, SelfContainedModel):
             member.save_pretrained(os.path.join(folder, name), self_contained=False, max_shard_size=max_shard_size)
         if self.scorer is not None:
             self.scorer.save_pretrained(folder)
-
-    def _files_in(self, folder: str | os.PathLike) -> list[str]:
-        return model_files(folder)
 
     def _save_weights(  # type: ignore[override]
         self, folder: str | os.PathLike, is_main_process: bool, max_shard_size: int | str, token: Any = None
@@ -312,9 +305,8 @@ def combine_members(
     names = torch.full_like(labels, -1).scatter_(1, run, labels)
     # -1 ranks padding after labels of score 0.
     best, order = sums.masked_fill(names < 0, -1).sort(dim=1, descending=True, stable=True)
-    best, names = best[:, :top_k].clamp(min=0), names.gather(1, order)[:, :top_k]
-    padding = (0, top_k - best.shape[1])
-    return XMCOutput(scores=functional.pad(best, padding), indices=functional.pad(names, padding, value=-1))
+    best, names = padded(best[:, :top_k].clamp(min=0), names.gather(1, order)[:, :top_k], top_k)
+    return XMCOutput(scores=best, indices=names)
 
 
 def _check_config(config: XMCEnsembleConfig, count: int) -> None:

@@ -114,19 +114,18 @@ def _checked_sparse(matrix: csr_matrix) -> csr_matrix:
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     if not matrix.has_canonical_format:
-        row = _first_duplicate_row(matrix)
+        same = np.flatnonzero(matrix.indices[1:] == matrix.indices[:-1]) + 1
+        row = _row_of(matrix, same[~np.isin(same, matrix.indptr)][0])
         raise ValueError(f"Row {row} of the sparse features has a column index twice. Call `sum_duplicates` first.")
     if not np.isfinite(matrix.data).all():
         entry = int(np.flatnonzero(~np.isfinite(matrix.data))[0])
-        row = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
+        row = _row_of(matrix, entry)
         raise ValueError(f"Row {row} of the sparse features has the value {matrix.data[entry]}; it must be finite.")
     return matrix
 
 
-def _first_duplicate_row(matrix: csr_matrix) -> int:
-    same = np.flatnonzero(matrix.indices[1:] == matrix.indices[:-1]) + 1
-    within = same[~np.isin(same, matrix.indptr)]
-    return int(np.searchsorted(matrix.indptr, within[0], side="right")) - 1
+def _row_of(matrix: csr_matrix, entry: int) -> int:
+    return int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
 
 
 def _checked_dense(matrix: np.ndarray) -> np.ndarray:

@@ -17,15 +17,13 @@ class Hierarchy:
     The parents of labels. A label may have several; there are no cycles.
 
     Args:
-        parents (`Sequence[Sequence[int]]`):
-            For each label the ids of its parents.
-        names (`Sequence[str]`, *optional*):
-            Names for errors; the ids by default.
+        parents (`Sequence[Sequence[int]]`): For each label the ids of its parents.
+        names (`Sequence[str]`, *optional*): Names for errors; the ids by default.
     """
 
     def __init__(self, parents: Sequence[Sequence[int]], names: Sequence[str] | None = None) -> None:
         self.parents = [list(own) for own in parents]
-        self._rolled_up: tuple[int, csr_matrix | None] = (0, None)
+        self._links: dict[int, csr_matrix] = {}  # of the last level that `roll_up` was called with
         size = len(self.parents)
         names = list(map(str, range(size))) if names is None else names
         flat = np.array([parent for own in self.parents for parent in own], dtype=np.int64)
@@ -36,9 +34,8 @@ class Hierarchy:
         children = np.repeat(np.arange(size), np.diff(offsets))
         in_cycle = np.zeros(size, bool)
         in_cycle[children[children == flat]] = True
-        count, component = connected_components(self._above, connection="strong")
-        if count < size:
-            in_cycle |= np.bincount(component)[component] > 1
+        _, component = connected_components(self._above, connection="strong")
+        in_cycle |= np.bincount(component)[component] > 1
         if in_cycle.any():
             shown = ", ".join(f"{names[i]!r:.80}" for i in np.flatnonzero(in_cycle)[:5])
             raise ValueError(f"The parents form a cycle through {shown}. Remove one of the links.")
@@ -101,9 +98,9 @@ class Hierarchy:
         The score of an ancestor is the highest score of its descendants among the labels. Scores, best first, and ids,
         padded with -1, are `(documents, labels)`; the result has at most `top_k` of them, padded with 0 and -1.
         """
-        if self._rolled_up[0] != self.check_level(level):
-            self._rolled_up = level, self._links_to(level)
-        return _follow(self._rolled_up[1], self.levels, scores, indices, top_k)
+        if self.check_level(level) not in self._links:
+            self._links = {level: self._links_to(level)}
+        return _follow(self._links[level], self.levels, scores, indices, top_k)
 
     def _links_to(self, level: int) -> csr_matrix:
         rows = np.repeat(np.arange(len(self)), np.diff(self.closure.indptr))
@@ -131,10 +128,9 @@ def _reachable(links: csr_matrix, ids: Iterable[int]) -> np.ndarray:
 
 
 def _follow(
-    links: csr_matrix | None, levels: np.ndarray, scores: np.ndarray, indices: np.ndarray, top_k: int | None = None
+    links: csr_matrix, levels: np.ndarray, scores: np.ndarray, indices: np.ndarray, top_k: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replaces each label by those that it is linked to; the highest score of a label counts."""
-    assert links is not None
     rows, places = np.nonzero(indices >= 0)
     labels = indices[rows, places]
     counts = np.diff(links.indptr)[labels]

@@ -17,13 +17,13 @@ _FLOAT16_EXPONENT = 0x7C00  # all ones: infinity or not a number
 
 
 @compiled
-def first_outside(values, begin, end, low, high):
-    """Looks in `values[begin:end]` for one below `low` or not below `high`."""
+def first_outside(values, begin, end, limit):
+    """Looks in `values[begin:end]` for one that is not in `0..limit` (exclusive)."""
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
         bad = False
         for i in range(start, stop):
-            bad |= (values[i] < low) | (values[i] >= high)
+            bad |= (values[i] < 0) | (values[i] >= limit)
         if bad:
             return start
     return -1

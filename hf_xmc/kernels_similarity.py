@@ -137,15 +137,13 @@ def vote(
         similarities[:] = 0
         _add_products(indptr, indices, data, first_document + i, term_begin, term_rows, term_weights, similarities)
         kept = _best_positive(similarities, voters, count)
-        # Relative to the largest similarity, shares are the same, and powers of small numbers do not underflow.
-        largest = np.float32(0)
-        for v in range(kept):
-            largest = max(largest, similarities[candidate_node(voters[v])])
-        for v in range(kept):
-            strengths[v] = (similarities[candidate_node(voters[v])] / largest) ** power
-        nearest = np.empty(kept, dtype=np.int64)
+        nearest, largest = np.empty(kept, dtype=np.int64), np.float32(0)
         for v in range(kept):
             nearest[v] = candidate_node(voters[v])
+            largest = max(largest, similarities[nearest[v]])
+        # Relative to the largest similarity, shares are the same, and powers of small numbers do not underflow.
+        for v in range(kept):
+            strengths[v] = (similarities[nearest[v]] / largest) ** power
         _count_votes(nearest, strengths, label_begin, labels, votes, out_scores[i], out_labels[i])
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels_search import bucket_bits, hash_order, pack_rows
+from .kernels_search import LOGISTIC, SQUARED_HINGE, bucket_bits, hash_order, pack_rows
 from .simd import (
     HEADER,
     LANES,
@@ -26,8 +26,6 @@ from .simd import (
     prefetch_span,
 )
 
-SQUARED_HINGE, LOGISTIC = 0, 1
-
 # Marks a feature as seen even where its stored value is 0.
 _TINY = np.float32(1e-30)
 
@@ -40,23 +38,9 @@ _CACHED_DOCUMENTS = 1 << 14
 
 @compiled
 def solve_block(
-    indptr,
-    indices,
-    data,
-    dense,
-    norms,
-    documents,
-    rows,
-    diagonal,
-    num_lanes,
-    loss,
-    prior,
-    max_passes,
-    tolerance,
-    seed,
-    weights,
-    dense_weights,
-):
+    indptr, indices, data, dense, norms, documents, rows, diagonal, num_lanes, loss, prior, max_passes, tolerance,
+    seed, weights, dense_weights
+):  # fmt: skip
     """
     Trains `num_lanes` sibling classifiers in place and returns the number of passes made.
 
@@ -258,10 +242,7 @@ def collect_rows(indptr, indices, data, documents, weights, threshold, energy):
     word that hardly occurs goes, a small one of a frequent word stays. Returns the ids of features with a weight left
     and their rows; `weights` and `energy` (one zero per feature) are zero again afterwards.
     """
-    upper = 0
-    for i in range(documents.shape[0]):
-        upper += indptr[documents[i] + 1] - indptr[documents[i]]
-    touched = np.empty(min(upper, weights.shape[0]), dtype=np.int32)
+    touched = np.empty(min(_count_nonzeros(indptr, documents), weights.shape[0]), dtype=np.int32)
     count = 0
     for i in range(documents.shape[0]):
         for p in range(indptr[documents[i]], indptr[documents[i] + 1]):

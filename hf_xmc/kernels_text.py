@@ -15,7 +15,8 @@ half of them are used, and value 0 marks a free row. Words are numbered from 1 a
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from .simd import compiled
 
 _SPACE = 33  # symbol of the code point 32
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -25,13 +26,13 @@ _SYMBOL = np.uint64(0xFFFFFFFF)
 _FREE = np.uint64(0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _home(key, mask):
     """Row at which the search for `key` starts."""
     return np.int64(((key ^ (key >> _HALF)) * _MULTIPLIER) >> _HALF) & mask
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def resized(table, rows):
     """Returns the table with another number of rows, a power of two."""
     mask = rows - 1
@@ -45,14 +46,14 @@ def resized(table, rows):
     return other
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _copy(source, start, stop, target, place):
     """Like `target[place : ...] = source[start:stop]`, which takes seconds to compile."""
     for i in range(start, stop):
         target[place + i - start] = source[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _extended(array, size):
     """Returns `array` followed by zeros, at least twice as long."""
     other = np.zeros(max(size, 2 * array.shape[0]), array.dtype)
@@ -60,7 +61,7 @@ def _extended(array, size):
     return other
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _digest(codes, start, stop):
     digest = _SEED
     for i in range(start, stop):
@@ -69,7 +70,7 @@ def _digest(codes, start, stop):
     return digest
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _word_row(table, ends, chars, digest, codes, start, stop):
     """Row of the word `codes[start:stop]`, or the free row where it belongs."""
     mask = table.shape[0] - 1
@@ -89,7 +90,7 @@ def _word_row(table, ends, chars, digest, codes, start, stop):
     return row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _add_word(table, ends, chars, word, row, digest, codes, start, stop):
     """Stores the new `word` in the free `row`; returns the lexicon, grown where it was full."""
     begin = ends[word - 1]
@@ -107,7 +108,7 @@ def _add_word(table, ends, chars, word, row, digest, codes, start, stop):
     return table, ends, chars
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _next_run(codes, start, stop, inside):
     """Returns the next maximal run of code points of the class `inside`; empty at the end."""
     while start < stop and not inside[codes[start]]:
@@ -118,7 +119,7 @@ def _next_run(codes, start, stop, inside):
     return start, end
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def read_words(codes, bounds, inside, table, ends, chars, words, learn):
     """
     Returns the symbols of the documents' words (two or more code points of the class `inside`), their bounds and the
@@ -147,7 +148,7 @@ def read_words(codes, bounds, inside, table, ends, chars, words, learn):
     return symbols[:size], symbol_bounds, table, ends, chars, words
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def read_chars(codes, bounds, inside):
     """Returns the symbols of the characters; each run of the class `inside` is between spaces and before a gap."""
     symbols = np.empty(codes.shape[0] + 3 * (codes.shape[0] + bounds.shape[0]) // 2, np.uint32)
@@ -170,7 +171,7 @@ def read_chars(codes, bounds, inside):
     return symbols[:size], symbol_bounds
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find_child(table, parent, symbol):
     """Row of the child of `parent` by `symbol`, or the free row where it belongs."""
     key = np.uint64(parent) << _HALF | np.uint64(symbol)
@@ -181,7 +182,7 @@ def _find_child(table, parent, symbol):
     return row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _add_child(table, parent, symbol, row, node):
     """Stores the new `node` in the free `row`; returns the table, grown where it was full."""
     table[row, 0] = np.uint64(parent) << _HALF | np.uint64(symbol)
@@ -189,7 +190,7 @@ def _add_child(table, parent, symbol, row, node):
     return resized(table, 2 * table.shape[0]) if 2 * node > table.shape[0] else table
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_ngrams(symbols, bounds, min_n, max_n, whole):
     """
     Returns the trie of the n-grams of `min_n` to `max_n` symbols and, with `whole`, of shorter runs from gap to gap.
@@ -224,7 +225,7 @@ def count_ngrams(symbols, bounds, min_n, max_n, whole):
     return table, documents[:nodes], occurrences[:nodes]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def node_keys(table, nodes):
     """Returns the keys of the trie by node."""
     keys = np.zeros(nodes, np.uint64)
@@ -234,7 +235,7 @@ def node_keys(table, nodes):
     return keys
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def merge_words(table, ends, chars, words, other_ends, other_chars, other_words):
     """Adds the words of another lexicon. Returns the lexicon and the new numbers of these words."""
     numbers = np.zeros(other_words + 1, np.uint32)
@@ -250,7 +251,7 @@ def merge_words(table, ends, chars, words, other_ends, other_chars, other_words)
     return table, ends, chars, words, numbers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find_words(table, ends, chars, other_ends, other_chars, other_words):
     """Returns the numbers in a lexicon of the words of another one; 0 for unknown words."""
     numbers = np.zeros(other_words + 1, np.uint32)
@@ -261,7 +262,7 @@ def find_words(table, ends, chars, other_ends, other_chars, other_words):
     return numbers
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def merge_ngrams(table, documents, occurrences, nodes, keys, other_documents, other_occurrences, numbers):
     """Adds the nodes and counts of another trie; `numbers`, if not empty, renumbers its symbols."""
     places = np.zeros(keys.shape[0], np.int64)
@@ -284,7 +285,7 @@ def merge_ngrams(table, documents, occurrences, nodes, keys, other_documents, ot
     return table, documents, occurrences, nodes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def spell(chosen, keys, ends, chars):
     """Returns the code points of the terms of nodes, one per line; symbols are characters if `ends` is empty."""
     text, size = np.zeros(16 * chosen.shape[0] + 16, np.uint32), 0
@@ -317,7 +318,7 @@ def spell(chosen, keys, ends, chars):
     return text[:size]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def index_terms(symbols, bounds):
     """Returns the trie of terms (one per document) and the term of each node, -1 for mere prefixes."""
     table, nodes = np.zeros((4096, 2), np.uint64), 1
@@ -338,7 +339,7 @@ def index_terms(symbols, bounds):
     return table, columns[:nodes]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sort(array, other, counts, largest):
     """Radix sort of `array`, in place or into `other`; three times as fast here as a comparison sort."""
     shift = 0
@@ -358,7 +359,7 @@ def _sort(array, other, counts, largest):
     return array
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lead_stops(symbols, bounds, words, by_characters):
     """
     Returns where the first `words` words of each document end; nothing for 0 words. A word is one symbol or, by
@@ -375,7 +376,7 @@ def lead_stops(symbols, bounds, words, by_characters):
     return stops
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def weigh(symbols, bounds, table, columns, idf, max_n, sublinear, leads, lead_weight, power):
     """
     Returns rows of TF-IDF weights, raised to `power`, of norm 1 as CSR arrays: row bounds, sorted columns, values.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
@@ -152,17 +151,14 @@ class KNNRanker:
         """Opens the ranker of a saved model, memory-mapped, with its tree unless `tree` is given."""
         file = CheckedFile.open_sharded(name_or_path, filename, _KIND, **hub_kwargs)
         tree = tree if tree is not None else LabelTree.from_pretrained(name_or_path, **hub_kwargs)
-        settings: dict[str, Any] = {
-            "count": file.number("count", 1, _MAX_DOCUMENTS),
-            "power": file.number("power", 0.0, 1000.0),
-        }
+        count, power = file.number("count", 1, _MAX_DOCUMENTS), file.number("power", 0.0, 1000.0)
         file.check_tree(tree)
         file.check_names([field.name for field in fields(KNNIndex)])
         label_begin, labels = _checked_labels(file, tree.num_labels)
         weights = file.weights("term_weights", np.float32, None)
         documents = file.ids("term_documents", np.int32, len(weights), len(label_begin) - 1)
         index = KNNIndex(file.offsets("term_begin", None, len(weights)), documents, weights, label_begin, labels)
-        return cls(tree, index, **settings)
+        return cls(tree, index, count=count, power=power)
 
 
 def _checked_labels(file: CheckedFile, num_labels: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from .utils import offsets_of
+
 if TYPE_CHECKING:
     # Imports inside `try` are optional for transformers: a published model must load without `datasets`.
     try:
@@ -118,8 +120,7 @@ def raise_unlisted(values: Any, ids: np.ndarray, lengths: np.ndarray, start: int
 
 def label_matrix(rows: np.ndarray, ids: np.ndarray, shape: tuple[int, int]) -> csr_matrix:
     """Returns a matrix of ones; `rows` ascend, the ids of a row may repeat and have any order."""
-    offsets = np.zeros(shape[0] + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=shape[0]), out=offsets[1:])
+    offsets = offsets_of(np.bincount(rows, minlength=shape[0]))
     matrix = csr_matrix((np.ones(len(ids), np.float32), ids, offsets), shape=shape)
     matrix.sum_duplicates()
     matrix.data[:] = 1

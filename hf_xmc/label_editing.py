@@ -24,6 +24,7 @@ from .linear_ranker import LinearRanker, first_node
 from .modeling_heads import LevelHead
 from .modeling_parts import PartsMixin
 from .ranker_editing import NewLabels, with_labels, without_nodes
+from .utils import offsets_of
 from .vocabulary import LabelEntry
 
 # Scale of the text of a label among the documents of its classifier, as in the training of a ranker.
@@ -97,9 +98,18 @@ class LabelEditingMixin(PartsMixin):
         model.add_labels({"heat pumps": "heat pumps; ground source heating"}, {"heat pumps": ["Heat pumps in homes"]})
         ```
         """
-        old, tree = self._editable("add")
-        ranker = self.ranker
-        assert isinstance(ranker, LinearRanker)
+        old, tree = self._labels_and_tree()
+        ranker, has_head = self.ranker, tree.depth in (self.config.head_levels or ())
+        if ranker is None or (has_head and type(self.heads[-1]) is not LevelHead):
+            raise ValueError(
+                "Labels cannot be added to models without ranker, or with bottleneck or adaptive heads: these learn "
+                "labels with the encoder. Train the model again with the new labels, or use another method."
+            )
+        if not isinstance(ranker, LinearRanker):
+            raise ValueError(
+                "Labels cannot be added to a model of the method `knn`: it predicts labels of training documents. "
+                "Train it again with documents of the new labels, or use another method."
+            )
         names = _checked_new(old, labels)
         new = old.followed_by(labels)
         documents = self._documents(new, names, examples or {}, batch_size, num_threads)
@@ -118,7 +128,7 @@ class LabelEditingMixin(PartsMixin):
         ranker = with_labels(ranker, ranker_tree, NewLabels(clusters, own, documents.targets(), centroids, scale))
         if vectors is not None:
             vectors = vectors.followed_by(_label_vectors(documents, vectors.columns))
-        if tree.depth in (self.config.head_levels or ()):
+        if has_head:
             _add_rows(self.heads[-1], tree, new_tree, documents)
         new.edits.append(_edit("added", names, int(counts.sum())))
         self._replace(new, new_tree, ranker, vectors)
@@ -133,7 +143,12 @@ class LabelEditingMixin(PartsMixin):
         Args:
             labels (`Sequence[str]`): The labels to remove, not all.
         """
-        old, tree = self._editable("remove")
+        old, tree = self._labels_and_tree()
+        if self.config.head_tails is not None:
+            raise ValueError(
+                "Labels cannot be removed from a model with an adaptive head: the size of its layers depends on the "
+                "number of labels. Train it again, or pass `exclude` when you predict."
+            )
         removed = _checked_ids(old, labels, "labels")
         if len(removed) == len(old):
             raise ValueError("`labels` are all labels of the model. At least one must be left.")
@@ -159,7 +174,7 @@ class LabelEditingMixin(PartsMixin):
         Args:
             names (`Mapping[str, str]`): The new label for each old one.
         """
-        old, _ = self._editable("rename")
+        old, _ = self._labels_and_tree()
         if not isinstance(names, Mapping):
             raise TypeError(f"`names` must be a dictionary from old to new labels, not {type(names).__name__}.")
         renamed = list(old.names)
@@ -173,28 +188,11 @@ class LabelEditingMixin(PartsMixin):
         self.labels = old.renamed(renamed)
         self.labels.edits.append(_edit("renamed", [f"{label} → {new}" for label, new in names.items()]))
 
-    def _editable(self, action: str) -> tuple[Labels, LabelTree]:
-        """Returns labels and tree; raises if labels cannot be added or removed."""
-        labels, tree = self.labels, self.label_tree
-        if labels is None or tree is None:
+    def _labels_and_tree(self) -> tuple[Labels, LabelTree]:
+        """Returns labels and tree; raises if there are none."""
+        if self.labels is None or self.label_tree is None:
             raise ValueError("The model has no labels. Train it with `XMCTrainer`, or load a trained one.")
-        heads = list(self.heads) if tree.depth in (self.config.head_levels or ()) else []
-        if action == "add" and (self.ranker is None or any(type(head) is not LevelHead for head in heads[-1:])):
-            raise ValueError(
-                "Labels cannot be added to models without ranker, or with bottleneck or adaptive heads: these learn "
-                "labels with the encoder. Train the model again with the new labels, or use another method."
-            )
-        if action == "add" and not isinstance(self.ranker, LinearRanker):
-            raise ValueError(
-                "Labels cannot be added to a model of the method `knn`: it predicts labels of training documents. "
-                "Train it again with documents of the new labels, or use another method."
-            )
-        if action == "remove" and self.config.head_tails is not None:
-            raise ValueError(
-                "Labels cannot be removed from a model with an adaptive head: the size of its layers depends on the "
-                "number of labels. Train it again, or pass `exclude` when you predict."
-            )
-        return labels, tree
+        return self.labels, self.label_tree
 
     def _documents(
         self, new: Labels, names: list[str], examples: Mapping[str, Any], batch_size: int, num_threads: int | None
@@ -220,8 +218,7 @@ class LabelEditingMixin(PartsMixin):
         features = reduce(Features.followed_by, parts) if parts else None
         used = np.zeros(0, np.int64) if features is None else np.flatnonzero(_are_known(features))
         labels = np.array(owners, dtype=np.int64)[used]
-        missing = [name for name, i in known.items() if i not in set(labels.tolist())]
-        if missing:
+        if missing := [names[i] for i in np.setdiff1d(np.arange(len(names)), labels)]:
             reason = "neither a text nor examples" if not reads_text else "no text or example with words that it knows"
             raise ValueError(
                 f"The model has {reason} for {len(missing)} of the new labels: {_listed(missing)}. Pass "
@@ -377,7 +374,7 @@ def _lists(begin: np.ndarray, labels: np.ndarray, is_left: np.ndarray | None) ->
     if is_left is None:
         return begin, labels
     kept = is_left[labels]
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[begin]
+    ends = offsets_of(kept)[begin]
     return ends, (np.cumsum(is_left) - 1)[labels[kept]].astype(np.int32)
 
 

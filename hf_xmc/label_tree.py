@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 from .checks import CheckedFile
 from .hierarchy import Hierarchy
 from .serialization import save_tensors
+from .utils import offsets_of
 
 TREE_FILE = "label_tree.safetensors"
 
@@ -150,11 +151,9 @@ class LabelTree:
                 raise ValueError(
                     f"Level {level} has a parent outside 0..{len(order) - 1}, the nodes of the level above."
                 )
-            new_position = np.empty(len(order), dtype=np.int64)
-            new_position[order] = np.arange(len(order))
-            new_parent = new_position[parent]
+            new_parent = np.argsort(order)[parent]
             counts = np.bincount(new_parent, minlength=len(order))
-            child_offsets.append(np.concatenate([[0], np.cumsum(counts)]))
+            child_offsets.append(offsets_of(counts))
             order = np.argsort(new_parent, kind="stable")
         return cls(child_offsets, order)
 
@@ -196,19 +195,20 @@ class LabelTree:
         inner = set(parent_of.values())
         paths = [_path(label, parent_of, label in inner) for label in labels]
         depth = max(map(len, paths), default=0)
+        # Unnamed nodes, so that all labels have the same depth.
+        paths = [path + (None,) * (depth - len(path)) for path in paths]
         parents: list[np.ndarray] = []
         above: dict[tuple, int] = {(): 0}
         for level in range(1, depth + 1):
             nodes: dict[tuple, int] = {}
             parent: list[int] = []
             for path in paths:
-                key = _padded(path, level)
-                if key not in nodes:
-                    nodes[key] = len(nodes)
-                    parent.append(above[_padded(path, level - 1)])
+                if path[:level] not in nodes:
+                    nodes[path[:level]] = len(nodes)
+                    parent.append(above[path[: level - 1]])
             parents.append(np.array(parent))
             above = nodes
-        parents.append(np.array([above[_padded(path, depth)] for path in paths]))
+        parents.append(np.array([above[path] for path in paths]))
         return cls.from_parents(parents)
 
     @classmethod
@@ -241,7 +241,7 @@ class LabelTree:
         offsets = self.child_offsets[-1]
         more = np.bincount(clusters, minlength=len(offsets) - 1)
         leaves = np.insert(self.leaf_labels, offsets[clusters[order] + 1], self.num_labels + order)
-        return LabelTree([*self.child_offsets[:-1], offsets + np.concatenate([[0], np.cumsum(more)])], leaves)
+        return LabelTree([*self.child_offsets[:-1], offsets + offsets_of(more)], leaves)
 
     def without_labels(self, labels: np.ndarray) -> tuple[LabelTree, np.ndarray]:
         """
@@ -262,7 +262,7 @@ class LabelTree:
         for offsets in reversed(self.child_offsets):
             children = np.add.reduceat(levels[0], offsets[:-1], dtype=np.int64)
             levels.insert(0, children > 0)
-            child_offsets.insert(0, np.concatenate([[0], np.cumsum(children[children > 0])]))
+            child_offsets.insert(0, offsets_of(children[children > 0]))
         return LabelTree(child_offsets, leaves), np.concatenate(levels)
 
     def digest(self) -> str:
@@ -340,8 +340,3 @@ def _path(label: Hashable, parent_of: Mapping[Any, Hashable], is_inner: bool) ->
         seen.add(node)
         path.append(node)
     return tuple(reversed(path))
-
-
-def _padded(path: tuple, length: int) -> tuple:
-    """`path` truncated to `length`, or extended by unnamed nodes, so that all labels have the same depth."""
-    return path[:length] + (None,) * (length - len(path))

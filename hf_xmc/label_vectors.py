@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from .checks import CheckedFile
 from .features import Features, normalize_rows
 from .kernels_similarity import add_products
 from .serialization import MAX_SHARD_SIZE, save_sharded
-from .utils import count_threads
+from .utils import offsets_of, run_in_threads
 
 LABEL_VECTORS_FILE = "label_vectors.safetensors"
 _KIND = "label vectors"
@@ -63,16 +62,12 @@ class InvertedIndex:
     def without(self, is_left: np.ndarray) -> InvertedIndex:
         """Returns the index of the rows that are marked, numbered anew."""
         kept = is_left[self.term_rows]
-        begin = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[self.term_begin]
+        begin = offsets_of(kept)[self.term_begin]
         rows = (np.cumsum(is_left) - 1).astype(np.int32)[self.term_rows[kept]]
         return InvertedIndex(begin, rows, self.term_weights[kept])
 
     def products(
-        self,
-        documents: csr_matrix,
-        num_rows: int,
-        columns: np.ndarray | None = None,
-        num_threads: int | None = None,
+        self, documents: csr_matrix, num_rows: int, columns: np.ndarray | None = None, num_threads: int | None = None
     ) -> np.ndarray:
         """
         Returns the dot products of documents with all rows, float32 `(documents, rows)`.
@@ -89,12 +84,7 @@ class InvertedIndex:
                 self.term_weights, marked, products[first:last],
             )  # fmt: skip
 
-        starts = range(0, len(products), _DOCUMENTS_PER_TASK)
-        if len(starts) == 1:
-            run(0)
-        else:
-            with ThreadPoolExecutor(count_threads(num_threads)) as pool:
-                list(pool.map(run, starts))
+        run_in_threads(run, range(0, len(products), _DOCUMENTS_PER_TASK), num_threads)
         return products
 
 
@@ -190,12 +180,9 @@ class LabelVectors:
         Returns the cosines of documents with the vectors of all labels.
 
         Args:
-            name (`str`):
-                Kind of vectors.
-            features ([`Features`]):
-                Documents of unit length.
-            num_threads (`int`, *optional*):
-                Number of threads of sparse products; all cores by default.
+            name (`str`): Kind of vectors.
+            features ([`Features`]): Documents of unit length.
+            num_threads (`int`, *optional*): Number of threads of sparse products; all cores by default.
 
         Returns:
             `np.ndarray`: float32 `(documents, labels)`. The caller bounds the number of documents.
@@ -253,8 +240,7 @@ def of_columns(features: Features, columns: np.ndarray | None) -> Features:
 
 def entries(rows: csr_matrix, kept: np.ndarray) -> csr_matrix:
     """A sparse matrix with the marked entries only."""
-    ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[rows.indptr]
-    return csr_matrix((rows.data[kept], rows.indices[kept], ends), shape=rows.shape)
+    return csr_matrix((rows.data[kept], rows.indices[kept], offsets_of(kept)[rows.indptr]), shape=rows.shape)
 
 
 def _filled(rows: Features, others: Features) -> Features:

@@ -13,25 +13,13 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from .hierarchy import Hierarchy
-from .label_columns import (
-    distinct_names,
-    import_arrow,
-    label_batches,
-    label_matrix,
-    look_up,
-    raise_unlisted,
-    short,
-)
+from .label_columns import distinct_names, import_arrow, label_batches, label_matrix, look_up, raise_unlisted, short
 from .restriction import Restriction
 from .serialization import read_json, resolve_file, write_json
 from .vocabulary import LabelEntry, LabelVocabulary
 
 if TYPE_CHECKING:
-    # Imports inside `try` are optional for transformers: a published model must load without `datasets`.
-    try:
-        from datasets import Dataset
-    except ImportError:
-        pass
+    from .label_columns import Dataset
 
 LABELS_NAME = "labels.json"
 _URI = re.compile(r"<?(\w+://|urn:)")
@@ -351,7 +339,7 @@ class Labels:
             if not name.strip() and not any(map(str.isdigit, own)):
                 known[0] = own
             chosen.append("; ".join(filter(None, known)) or own)
-        return [text if has_words(text) else "" for text in chosen]
+        return [text if any(map(str.isalpha, text)) else "" for text in chosen]
 
     def encode(self, dataset: Dataset, *, column: str = "labels", keep_unseen: bool = False) -> csr_matrix:
         """
@@ -444,11 +432,6 @@ def _check_list(name: str, values: Any, kind: type) -> None:
     wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
     if not isinstance(values, list) or wrong is not None:
         raise TypeError(f"`{name}` must be a list of {kind.__name__}; see position {wrong}.")
-
-
-def has_words(text: str) -> bool:
-    """Whether a text has letters; a code of digits has none."""
-    return any(map(str.isalpha, text))
 
 
 def _as_vocabulary(entries: Mapping[Any, Any]) -> LabelVocabulary:

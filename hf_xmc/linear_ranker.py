@@ -15,10 +15,10 @@ from .features import Features
 from .kernels_check import first_bad_record, first_bad_table
 from .kernels_search import LOGISTIC, SQUARED_HINGE, search
 from .label_tree import LabelTree
-from .restriction import Restriction
+from .restriction import Restriction, permitted_only
 from .serialization import MAX_SHARD_SIZE, save_sharded
 from .simd import HEADER, LANES
-from .utils import check_count, count_threads, run_in_threads
+from .utils import check_count, count_threads, offsets_of, run_in_threads
 
 RANKER_FILE = "ranker.safetensors"
 _KIND = "linear ranker"
@@ -135,13 +135,11 @@ class LinearRanker:
         self.num_sparse, self.num_dense = num_sparse, num_dense
         self.loss, self.ranking, self.beam_size = loss, ranking, beam_size
         self.first_level = first_level
-        self._child_begin, block_begin = number_blocks(tree)
-        # The levels above have no blocks.
-        self._block_begin = block_begin - block_begin[first_node(tree, first_level - 1)]
         sizes = weights.block_sizes if weights.block_sizes is not None else block_sizes(tree, first_level)
-        self.block_child = first_node(tree, first_level) + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        if weights.block_sizes is not None:
-            self._block_begin = np.searchsorted(self.block_child, self._child_begin)
+        # First child of each block, and first child and first block of each node.
+        self.block_child = first_node(tree, first_level) + offsets_of(sizes)
+        self._child_begin = first_children(tree)
+        self._block_begin = np.searchsorted(self.block_child, self._child_begin)
 
     def __repr__(self) -> str:
         return f"LinearRanker({self.tree}, features: {self.num_sparse} sparse + {self.num_dense} dense)"
@@ -196,7 +194,7 @@ class LinearRanker:
             initial_beam=initial_beam,
             restriction=restriction,
         )
-        return np.where(labels >= 0, self._probabilities(logits, self.ranking == "path"), np.float32(0)), labels
+        return np.where(labels >= 0, self._probabilities(logits), np.float32(0)), labels
 
     def logits(
         self,
@@ -209,15 +207,11 @@ class LinearRanker:
         restriction: Restriction | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """As [`~LinearRanker.predict`], with logits (`ranking="path"`: log-probabilities); -inf for missing labels."""
-        top_k = check_count("top_k", top_k)
+        top_k, depth, by_path = check_count("top_k", top_k), self.tree.depth, self.ranking == "path"
         beam_size = self.beam_size if beam_size is None else check_count("beam_size", beam_size, least=0)
-        by_path = self.ranking == "path"
-        raw, nodes = self.search(
-            features, self.tree.depth, top_k, beam_size, by_path, num_threads, initial_beam, restriction
-        )
-        first_leaf = first_node(self.tree, self.tree.depth)
-        is_node = nodes >= 0
-        return raw, np.where(is_node, self.tree.leaf_labels[np.where(is_node, nodes - first_leaf, 0)], -1)
+        raw, nodes = self.search(features, depth, top_k, beam_size, by_path, num_threads, initial_beam, restriction)
+        leaves = np.maximum(nodes - first_node(self.tree, depth), 0)
+        return raw, np.where(nodes >= 0, self.tree.leaf_labels[leaves], -1)
 
     def search(
         self,
@@ -240,7 +234,7 @@ class LinearRanker:
         if restriction is not None:
             permitted, _ = restriction.nodes_of(self.tree)
             beam_size = restriction.beam_size(self.tree, beam_size)
-            start_scores, start_nodes = _permitted_only(start_scores, start_nodes, permitted)
+            start_scores, start_nodes = permitted_only(start_scores, start_nodes, permitted)
         beam_size = min(beam_size, max(self.tree.level_sizes)) if beam_size > 0 else max(self.tree.level_sizes)
         scores = np.empty((count, top_k), dtype=np.float32)
         nodes = np.empty((count, top_k), dtype=np.int64)
@@ -308,27 +302,19 @@ class LinearRanker:
         nodes = np.where(initial_beam.nodes >= 0, initial_beam.nodes + first_node(self.tree, above), -1)
         return np.ascontiguousarray(initial_beam.log_probabilities, dtype=np.float32), nodes
 
-    def _probabilities(self, raw: np.ndarray, by_path: bool) -> np.ndarray:
+    def _probabilities(self, raw: np.ndarray) -> np.ndarray:
         """
-        Maps raw scores to [0, 1].
+        Maps the scores of `logits` to [0, 1].
 
         For a label of probability `p`, the logit `2p - 1` minimises the expected squared hinge loss and `logit(p)` the
         expected logistic loss; the inverse functions give `p`. With unequal costs of positives and negatives the order
         is right, but the values are not calibrated.
         """
-        if by_path:
+        if self.ranking == "path":
             return np.exp(raw)
         if self.loss == "squared_hinge":
             return np.clip((raw + 1) / 2, 0, 1)
         return expit(raw)
-
-
-def _permitted_only(scores: np.ndarray, nodes: np.ndarray, permitted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drops other nodes from a beam; the search reads a beam up to its padding."""
-    kept = (nodes >= 0) & permitted[np.maximum(nodes, 0)]
-    order = np.argsort(~kept, axis=1, kind="stable")
-    nodes = np.take_along_axis(np.where(kept, nodes, -1), order, axis=1)
-    return np.take_along_axis(scores, order, axis=1), nodes
 
 
 def check_features(features: Features, num_sparse: int, num_dense: int) -> None:
@@ -365,7 +351,13 @@ def blocks_of(counts: np.ndarray) -> np.ndarray:
     return np.stack([node, first, np.minimum(LANES, counts[node] - within)], axis=1)
 
 
-def block_sizes(tree: LabelTree, first_level: int = 1) -> np.ndarray:
+def first_children(tree: LabelTree) -> np.ndarray:
+    """Returns the first child of every inner node, and the end of the children of the last one."""
+    starts = [offsets[:-1] + first_node(tree, level) for level, offsets in enumerate(tree.child_offsets, start=1)]
+    return np.concatenate([*starts, [first_node(tree, tree.depth + 1)]])
+
+
+def block_sizes(tree: LabelTree, first_level: int) -> np.ndarray:
     """Returns the number of siblings of each block of a new ranker for the levels from `first_level` on, uint8."""
     children = np.concatenate([np.diff(offsets) for offsets in tree.child_offsets[first_level - 1 :]])
     return blocks_of(children)[:, 2].astype(np.uint8)
@@ -374,7 +366,7 @@ def block_sizes(tree: LabelTree, first_level: int = 1) -> np.ndarray:
 def _checked_block_sizes(file: CheckedFile, tree: LabelTree, first_level: int) -> np.ndarray:
     """Returns the block sizes of a file, by which every child of every node is in one block of that node."""
     sizes = file.ids(_BLOCK_SIZES, np.uint8, None, LANES + 1)
-    child_begin, _ = number_blocks(tree)
+    child_begin = first_children(tree)
     ends = first_node(tree, first_level) + np.cumsum(sizes, dtype=np.int64)
     if not (sizes > 0).all() or not np.isin(child_begin[first_node(tree, first_level - 1) + 1 :], ends).all():
         file.fail(_BLOCK_SIZES, f"does not divide the children of the nodes of {tree}")
@@ -409,14 +401,3 @@ def _checked_weights(
         file.fail("records", f"has a feature outside 0..{num_sparse - 1} or a weight that is not finite in row {row}")
     dense = file.weights("dense", np.float32, blocks * (num_dense + 1), LANES)
     return RankerWeights(row_begin, bucket_begin, buckets, records, dense, sizes)
-
-
-def number_blocks(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Returns the first child and the first block of every inner node; nodes are numbered level by level from the root.
-
-    Both arrays have one entry more than there are inner nodes: entry `n + 1` is the end of the range of node `n`.
-    """
-    starts = [offsets[:-1] + first_node(tree, level) for level, offsets in enumerate(tree.child_offsets, start=1)]
-    child_begin = np.concatenate([*starts, [first_node(tree, tree.depth + 1)]])
-    return child_begin, np.concatenate([[0], np.cumsum(-(-np.diff(child_begin) // LANES))])

@@ -186,8 +186,10 @@ def _is_finite(tensor: torch.Tensor, is_head: bool) -> bool:
 def file_digests(folder: str | os.PathLike) -> dict[str, str]:
     """Returns the sha256 checksums of the files that a model consists of, by name."""
     folder = Path(folder)
-    members = [name for name in _members(folder) if (folder / name).is_dir()]
-    paths = [path for part in (".", *members) for path in sorted((folder / part).iterdir())]
+    config = folder / CONFIG_NAME
+    names = read_json(config).get("members") or [] if config.is_file() else []
+    members = [folder / check_plain_name(name, f"`{config}`") for name in names]
+    paths = [path for part in (folder, *filter(Path.is_dir, members)) for path in sorted(part.iterdir())]
     return {
         path.relative_to(folder).as_posix(): _digest(path)
         for path in paths
@@ -197,12 +199,6 @@ def file_digests(folder: str | os.PathLike) -> dict[str, str]:
         and not path.name.startswith((".", "_"))
         and not path.name.endswith(RESULTS_SUFFIX)
     }
-
-
-def _members(folder: Path) -> list[str]:
-    path = folder / CONFIG_NAME
-    names = read_json(path).get("members") or [] if path.is_file() else []
-    return [check_plain_name(name, f"`{path}`") for name in names]
 
 
 def _digest(path: Path) -> str:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from .configuration_xmc import XMCConfig
 from .label_tree import LabelTree
+from .output import padded
 
 # Heads with more nodes than this get sparse gradients: a training step uses few of their rows.
 SPARSE_ROWS = 16384
@@ -218,24 +219,17 @@ def _search_beam(
             path, kept = path.topk(beam_size, dim=1)
             nodes = nodes.gather(1, kept)
         nodes, parent = _children(nodes, below)
-        missing = nodes < 0
-        logits = _logits(head, vectors, nodes.clamp(min=0)).masked_fill(missing, -torch.inf)
+        missing, known = nodes < 0, nodes.clamp(min=0)
+        # All nodes are scored if that copies fewer rows.
+        logits = head(vectors).gather(1, known) if known.numel() > head.num_nodes else head(vectors, known)
+        logits = logits.masked_fill(missing, -torch.inf)
         # -1 ranks padding after every node, including nodes of probability 0.
         path = (path.gather(1, parent) * node_probabilities(logits, loss)).masked_fill(missing, -1)
     # Logits distinguish nodes whose probabilities are both 0 or both 1.
     by_logit = not by_path or len(heads) == 1
     scores, best = _best(logits if by_logit else path, top_k)
     nodes = nodes.gather(1, best)
-    scores = node_probabilities(scores, loss) if by_logit else scores.clamp(min=0)
-    padding = (0, top_k - scores.shape[1])
-    return functional.pad(scores, padding), functional.pad(nodes, padding, value=-1)
-
-
-def _logits(head: Head, vectors: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Logits of the nodes of each document, taken from the logits of all nodes if that copies fewer rows."""
-    if nodes.numel() > head.num_nodes:
-        return head(vectors).gather(1, nodes)
-    return head(vectors, nodes)
+    return padded(node_probabilities(scores, loss) if by_logit else scores.clamp(min=0), nodes, top_k)
 
 
 def _children(nodes: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,14 +15,11 @@ from .label_tree import LabelTree
 from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import LinearRanker
-from .output import XMCOutput
 from .restriction import Restriction
 from .scorer import KNOWN_LABELS, MAX_SCORES, OTHER_PROPOSALS, PARTS, PartScores, Scorer
 
 # Least number of candidates of ranker and heads that `candidate_scores` compares.
 _CANDIDATES = (100, 20)
-
-
 # Scores of labels by heads in memory at a time, if all of a restriction are scored.
 MAX_HEAD_SCORES = 1 << 20
 
@@ -31,12 +28,12 @@ class PartsMixin:
     """
     Mixin that scores labels by the parts of a model, by several or by one of them.
 
-    The class has the parts, their configuration, and the search of a level by the heads.
+    The class has the search of a level by the heads. `search` are the arguments `beam_size` and `num_threads`.
     """
 
     config: Any
-    anchor: Any
     device: Any
+    anchor: Any
     encoder: Any
     heads: Any
     labels: Labels | None
@@ -52,27 +49,18 @@ class PartsMixin:
     @property
     def available_parts(self) -> list[str]:
         """The parts that can score labels, see [`Scorer`]."""
-        config, tree = self.config, self.label_tree
-        levels = config.head_levels or []
-        has_heads = tree is not None and tree.depth in levels and config.trained_levels >= len(levels)
-        vectors = [] if self.label_vectors is None else self.label_vectors.names
+        levels, tree = self.config.head_levels or [], self.label_tree
         present = {
             "ranker": self.ranker is not None,
-            "heads": has_heads,
-            **dict.fromkeys(vectors, True),
+            "heads": tree is not None and tree.depth in levels and self.config.trained_levels >= len(levels),
+            **dict.fromkeys([] if self.label_vectors is None else self.label_vectors.names, True),
             "knn_tfidf": self.knn is not None,
             "knn_vector": self.knn_vectors is not None,
         }
         return [name for name in PARTS if present.get(name)]
 
     def _predict_with_parts(
-        self,
-        features: Features,
-        top_k: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        predict_with: str,
-        restriction: Restriction | None = None,
+        self, features: Features, top_k: int, predict_with: str, restriction: Restriction | None, **search: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         names: Sequence[str] = (predict_with,)
         if predict_with == "all":
@@ -90,7 +78,7 @@ class PartsMixin:
             )
         scores, labels = np.empty((len(features), top_k), np.float32), np.empty((len(features), top_k), np.int64)
         done = 0
-        for parts in self.part_scores(features, names, top_k, beam_size, num_threads, restriction):
+        for parts in self.part_scores(features, names, top_k, restriction=restriction, **search):
             if predict_with == "all":
                 count = len(parts[names[0]].labels)
                 candidates = None if restriction is None else restriction.candidates(count)
@@ -116,72 +104,57 @@ class PartsMixin:
         Yields the scores of parts for consecutive blocks of documents, small enough to score all labels.
 
         Args:
-            features ([`Features`]):
-                Documents, see [`~XMCForTextClassification.featurize`].
-            names (`Sequence[str]`):
-                The parts.
-            top_k (`int`, *optional*, defaults to 10):
-                Least number of labels that each part proposes.
-            beam_size (`int`, *optional*):
-                Number of nodes kept per level by ranker and heads, which have separate defaults.
-            num_threads (`int`, *optional*):
-                Number of threads; all cores by default.
-            restriction ([`Restriction`], *optional*):
-                The labels to propose; all by default.
+            features ([`Features`]): Documents, see [`~XMCForTextClassification.featurize`].
+            names (`Sequence[str]`): The parts.
+            top_k (`int`, *optional*, defaults to 10): Least number of labels that each part proposes.
+            beam_size, num_threads, restriction:
+                See [`~XMCForTextClassification.forward`]. Ranker and heads have separate defaults of `beam_size`.
         """
         assert self.label_tree is not None
         num_labels = self.label_tree.num_labels
         count = min(max(top_k, OTHER_PROPOSALS), num_labels)
         size = max(1, MAX_SCORES // num_labels)
-        search = beam_size, num_threads
+        search: dict[str, Any] = {"beam_size": beam_size, "num_threads": num_threads}
         for start in range(0, len(features), size):
             block = features if len(features) <= size else features[start : start + size]
             if restriction is None:
-                yield {name: self._score_part(name, block, count, *search) for name in names}
+                known = min(max(count, KNOWN_LABELS), num_labels)
+                yield {name: self._score_part(name, block, count, known, **search) for name in names}
             else:
-                yield {name: self._score_permitted(name, block, count, *search, restriction) for name in names}
+                yield {name: self._score_permitted(name, block, count, restriction, **search) for name in names}
 
     def _score_permitted(
-        self,
-        name: str,
-        features: Features,
-        count: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        restriction: Restriction,
+        self, name: str, features: Features, count: int, restriction: Restriction, **search: Any
     ) -> PartScores:
         """As `_score_part`, with permitted labels only; a score is the same as without the restriction."""
-        of_all = self._score_part(name, features, 1, beam_size, num_threads, known=1)
+        of_all = self._score_part(name, features, 1, 1, **search)
         if of_all.matrix is not None:
             permitted = np.ascontiguousarray(of_all.matrix[:, restriction.ids])
             best = PartScores.from_matrix(permitted, min(count, len(restriction)))
             labels = np.where(best.labels >= 0, restriction.ids[best.labels], -1)
             return replace(best, labels=labels, matrix=of_all.matrix).restricted(of_all)
         known = len(restriction) if restriction.is_exhaustive else max(count, KNOWN_LABELS)
-        part = self._score_part(name, features, count, beam_size, num_threads, restriction, known)
-        return part.restricted(of_all)
+        known = min(known, len(restriction.permitted))
+        return self._score_part(name, features, count, known, restriction=restriction, **search).restricted(of_all)
 
     def _score_part(
         self,
         name: str,
         features: Features,
         count: int,
+        known: int,
         beam_size: int | None,
         num_threads: int | None,
         restriction: Restriction | None = None,
-        known: int | None = None,
     ) -> PartScores:
         """Returns the scores of one part: of `known` labels for ranker, heads and votes."""
-        assert self.label_tree is not None
-        known = min(max(count, KNOWN_LABELS) if known is None else known, self.label_tree.num_labels)
         if name == "ranker":
             found = self._search_ranker("logits", features, known, beam_size, num_threads, restriction)
             return PartScores.from_list(*found)
         if name == "heads":
-            output = self._predict_with_heads(features, known, beam_size, restriction)
-            assert output.scores is not None and output.indices is not None
-            odds = torch.logit(output.scores.float(), eps=1e-6)
-            return PartScores.from_list(odds.cpu().numpy(), output.indices.cpu().numpy())
+            scores, indices = self._predict_with_heads(features, known, beam_size, restriction)
+            odds = torch.logit(scores.float(), eps=1e-6)
+            return PartScores.from_list(odds.cpu().numpy(), indices.cpu().numpy())
         if name == "knn_tfidf":
             assert self.knn is not None
             sparse = Features(features.sparse)
@@ -204,18 +177,8 @@ class PartsMixin:
         """
         Returns the best labels of the ranker and of the heads, each with both scores.
 
-        Args:
-            features ([`Features`]):
-                Documents, see [`~XMCForTextClassification.featurize`].
-            top_k (`int`):
-                Number of labels per document. More candidates are returned, so that each side can promote labels of
-                the other.
-            beam_size (`int`, *optional*):
-                Number of nodes kept per level; ranker and heads have separate defaults.
-            num_threads (`int`, *optional*):
-                Number of threads of the ranker; all cores by default.
-            restriction ([`Restriction`], *optional*):
-                The labels to choose from; all by default.
+        There are more than `top_k`, so that each side can promote labels of the other. The arguments are those of
+        [`~PartsMixin.part_scores`].
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: scores of the ranker (0 for labels that it did not
@@ -225,32 +188,21 @@ class PartsMixin:
         assert self.label_tree is not None
         tree = self.label_tree
         num_ranker, num_heads = (min(max(top_k, count), tree.num_labels) for count in _CANDIDATES)
-        ranked = self._predict_with_ranker(features, num_ranker, beam_size, num_threads, restriction)
+        ranked = self._search_ranker("predict", features, num_ranker, beam_size, num_threads, restriction)
         scores, indices = (torch.from_numpy(array).to(self.anchor.device) for array in ranked)
         positions = torch.from_numpy(tree.leaf_positions).to(indices.device)
         nodes, vectors = positions[indices.clamp(min=0)], self._dense_part(features)
         parts = zip(vectors.split(256), nodes.split(256), strict=True)
         head_scores = torch.cat([self.heads.label_probabilities(*part, tree) for part in parts])
-        more = self._predict_with_heads(features, num_heads, beam_size, restriction)
-        assert more.scores is not None and more.indices is not None
-        repeated = (more.indices.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
+        more_scores, more = self._predict_with_heads(features, num_heads, beam_size, restriction)
+        repeated = (more.unsqueeze(2) == indices.unsqueeze(1)).any(dim=2)
         return (
-            torch.cat([scores, torch.zeros_like(more.scores)], dim=1),
-            torch.cat([head_scores, more.scores], dim=1),
-            torch.cat([indices, more.indices.masked_fill(repeated, -1)], dim=1),
+            torch.cat([scores, torch.zeros_like(more_scores)], dim=1),
+            torch.cat([head_scores, more_scores], dim=1),
+            torch.cat([indices, more.masked_fill(repeated, -1)], dim=1),
         )
 
     # ---- Single parts ----
-
-    def _predict_with_ranker(
-        self,
-        features: Features,
-        top_k: int,
-        beam_size: int | None,
-        num_threads: int | None,
-        restriction: Restriction | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self._search_ranker("predict", features, top_k, beam_size, num_threads, restriction)
 
     def _search_ranker(
         self,
@@ -287,8 +239,7 @@ class PartsMixin:
         return Features(features.sparse, features.dense * np.float32(self.config.embedding_scale))
 
     def _check_label_head(self) -> None:
-        levels, tree = self.config.head_levels or [], self.label_tree
-        if tree is None or tree.depth not in levels or self.config.trained_levels < len(levels):
+        if "heads" not in self.available_parts:
             raise ValueError(
                 "The model has no trained head for its labels by `head_levels` and `trained_levels` in `config.json`. "
                 "Set `predict_with='ranker'`, or train all levels."
@@ -301,7 +252,7 @@ class PartsMixin:
 
     def _predict_with_heads(
         self, features: Features, top_k: int, beam_size: int | None, restriction: Restriction | None = None
-    ) -> XMCOutput:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._check_label_head()
         assert self.label_tree is not None
         vectors = self._dense_part(features)
@@ -309,16 +260,14 @@ class PartsMixin:
             return self._best_by_heads(vectors, top_k, restriction.ids)
         scores, nodes = self.search_level(vectors, self.label_tree.depth, top_k, beam_size)
         labels = torch.from_numpy(self.label_tree.leaf_labels).to(nodes.device)[nodes.clamp(min=0)]
-        return XMCOutput(scores=scores, indices=labels.masked_fill(nodes < 0, -1))
+        return scores, labels.masked_fill(nodes < 0, -1)
 
-    def _best_by_heads(self, vectors: torch.Tensor, top_k: int, ids: np.ndarray) -> XMCOutput:
+    def _best_by_heads(self, vectors: torch.Tensor, top_k: int, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores all the given labels and returns the best ones."""
-        assert self.label_tree is not None
-        device = vectors.device
-        nodes, labels = (torch.from_numpy(array).to(device) for array in (self.label_tree.leaf_positions[ids], ids))
-        top_k, found = min(top_k, len(ids)), []
-        for rows in vectors.split(max(1, MAX_HEAD_SCORES // len(ids))):
-            found.append(self.heads.label_probabilities(rows, nodes, self.label_tree).topk(top_k, dim=1))
-        empty = torch.empty((0, top_k), device=device)
-        scores = torch.cat([empty, *(best.values for best in found)])
-        return XMCOutput(scores=scores, indices=labels[torch.cat([empty.long(), *(best.indices for best in found)])])
+        tree, device, top_k = self.label_tree, vectors.device, min(top_k, len(ids))
+        assert tree is not None
+        nodes, labels = (torch.from_numpy(array).to(device) for array in (tree.leaf_positions[ids], ids))
+        blocks = vectors.split(max(1, MAX_HEAD_SCORES // len(ids)))
+        found = [self.heads.label_probabilities(rows, nodes, tree).topk(top_k, dim=1) for rows in blocks]
+        scores, places = map(torch.cat, zip(*found, strict=True))
+        return scores, labels[places]

@@ -12,32 +12,30 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from transformers import AutoTokenizer
 from transformers import initialization as init
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME
 
 from .configuration_xmc import XMCConfig
 from .features import Features
 from .hierarchy import Hierarchy
-from .knn_ranker import KNN_FILE, KNN_VECTORS_FILE, KNNRanker, KNNVectors
-from .label_tree import TREE_FILE, LabelTree
-from .label_vectors import LABEL_VECTORS_FILE, LabelVectors
-from .labels import LABELS_NAME, Labels
+from .knn_ranker import KNN_FILE, KNNRanker, KNNVectors
+from .label_tree import LabelTree
+from .label_vectors import LabelVectors
+from .labels import Labels
 from .linear_ranker import RANKER_FILE, LinearRanker
 from .loading import HUB_KWARGS, check_loaded, check_model_files, guarded, verify_files
 from .modeling_heads import LevelHead
+from .modeling_parts import PartsMixin
 from .output import XMCOutput
-from .remote_code import SelfContainedModel
+from .remote_code import RANKER_TREE_FILE, TOKENIZER_FILES, SelfContainedModel
 from .restriction import Restriction
-from .scorer import SCORER_FILE, Scorer
-from .serialization import MAX_SHARD_SIZE, check_model_type, sharded_files
-from .tfidf import TFIDF_FILE, VOCABULARY_FILE, TfidfFeaturizer
+from .scorer import Scorer
+from .serialization import MAX_SHARD_SIZE, check_model_type
+from .tfidf import TfidfFeaturizer
 from .utils import check_count, join_texts
 
-RANKER_TREE_FILE = "ranker_tree.safetensors"
 # Documents that `predict` holds in memory at a time.
 PREDICT_CHUNK = 4096
 _RANKERS: dict[str, type[LinearRanker] | type[KNNRanker]] = {"linear": LinearRanker, "knn": KNNRanker}
-_SHARDED_FILES = (SAFE_WEIGHTS_NAME, RANKER_FILE, LABEL_VECTORS_FILE, KNN_FILE, KNN_VECTORS_FILE)
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class PredictMixin:
@@ -193,12 +191,12 @@ class PredictMixin:
         top_k = check_count("top_k", self.config.top_k if top_k is None else top_k)
         candidates = top_k if level is None else max(20 * top_k, 100)
         output = self(features, candidates, *search, restriction=restriction)
-        device, scores, indices = output.indices.device, output.scores.cpu().numpy(), output.indices.cpu().numpy()
+        scores, indices = output.scores.cpu().numpy(), output.indices.cpu().numpy()
         if level is not None:
             scores, indices = hierarchy.roll_up(scores, indices, level, top_k)
         if with_parents:
             scores, indices = hierarchy.with_ancestors(scores, indices)
-        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+        return XMCOutput.from_numpy(scores, indices, output.indices.device)
 
     def checked_labels(self) -> Labels:
         """Returns the labels; raises if there are none."""
@@ -247,14 +245,7 @@ def named(pair: tuple[str, float], names: Mapping[str, str]) -> dict[str, Any]:
     return {"label": label, **({"name": names[label]} if label in names else {}), "score": score}
 
 
-def model_files(folder: str | os.PathLike) -> list[str]:
-    """Returns the names of the files of a model in a folder, without its configuration."""
-    sharded = [name for filename in _SHARDED_FILES for name in sharded_files(folder, filename)]
-    single = (LABELS_NAME, TREE_FILE, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE, SCORER_FILE)
-    return [*sharded, *single, *_TOKENIZER_FILES]
-
-
-class XMCPreTrainedModel(SelfContainedModel):
+class XMCPreTrainedModel(PartsMixin, SelfContainedModel):
     """
     Base class of models: the parts besides the weights, and the files of all parts.
 
@@ -272,19 +263,8 @@ class XMCPreTrainedModel(SelfContainedModel):
     _supports_flex_attn = True
     _keep_in_fp32_modules_strict = {"heads"}
 
-    anchor: nn.Parameter
-    encoder: nn.Module | None
-    labels: Labels | None
-    label_tree: LabelTree | None
     tfidf: TfidfFeaturizer | None
-    ranker: LinearRanker | KNNRanker | None
-    label_vectors: LabelVectors | None
-    knn: KNNRanker | None
-    knn_vectors: KNNVectors | None
-    scorer: Scorer | None
     tokenizer: Any
-
-    available_parts: Any
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -365,7 +345,7 @@ class XMCPreTrainedModel(SelfContainedModel):
             # The options of the last call would be saved, and the file would change with every use.
             self.tokenizer.backend_tokenizer.no_truncation()
             self.tokenizer.backend_tokenizer.no_padding()
-        for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer):
+        for part in (self.labels, self.label_tree, self.tfidf, self.tokenizer, self.scorer):
             if part is not None:
                 part.save_pretrained(folder)
         for part in (self.ranker, self.label_vectors, self.knn_vectors):
@@ -373,67 +353,64 @@ class XMCPreTrainedModel(SelfContainedModel):
                 part.save_pretrained(folder, max_shard_size)
         if self.knn is not None:
             self.knn.save_pretrained(folder, max_shard_size, KNN_FILE)
-        if self.scorer is not None:
-            self.scorer.save_pretrained(folder)
         if own_tree:
             self.ranker.tree.save_pretrained(folder, RANKER_TREE_FILE)  # type: ignore[union-attr]
 
-    def _files_in(self, folder: str | os.PathLike) -> list[str]:
-        return model_files(folder)
-
     def _load_parts(self, name_or_path: str | os.PathLike, hub_kwargs: dict[str, Any]) -> None:
-        self.labels = _load_part(Labels, name_or_path, hub_kwargs)
-        self.label_tree = _load_part(LabelTree, name_or_path, hub_kwargs)
+        def load(part: Any, **kwargs: Any) -> Any:
+            return _load_part(part, name_or_path, {**kwargs, **hub_kwargs})
+
+        self.labels, self.label_tree = load(Labels), load(LabelTree)
         if self.encoder is not None:
             # Without `config`, transformers would read it again and ask again whether to trust its code.
             self.tokenizer = _load_tokenizer(name_or_path, {"config": self.config, **hub_kwargs})
         if self.config.has_tfidf:
-            self.tfidf = _load_part(TfidfFeaturizer, name_or_path, hub_kwargs)
+            self.tfidf = load(TfidfFeaturizer)
         if self.config.has_ranker:
             tree = self.label_tree
             if self.config.ranker_has_own_tree:
-                tree = _load_part(LabelTree, name_or_path, {"filename": RANKER_TREE_FILE, **hub_kwargs})
+                tree = load(LabelTree, filename=RANKER_TREE_FILE)
             ranker_class = _RANKERS.get(self.config.ranker_type)
             if ranker_class is None:
                 raise ValueError(
                     f"`ranker_type={self.config.ranker_type!r:.80}` in `{CONFIG_NAME}` of `{name_or_path}` is not one "
                     f"of {', '.join(_RANKERS)}. Update hf_xmc."
                 )
-            self.ranker = _load_part(ranker_class, name_or_path, {"tree": tree, **hub_kwargs})
+            self.ranker = load(ranker_class, tree=tree)
         parts = set(self.config.parts or ())
         if parts:
-            self.scorer = _load_part(Scorer, name_or_path, hub_kwargs)
+            self.scorer = load(Scorer)
         if any(name.startswith(("text_", "centroid_")) for name in parts):
-            self.label_vectors = _load_part(LabelVectors, name_or_path, hub_kwargs)
+            self.label_vectors = load(LabelVectors)
         if "knn_tfidf" in parts:
-            self.knn = _load_part(
-                KNNRanker, name_or_path, {"tree": self.label_tree, "filename": KNN_FILE, **hub_kwargs}
-            )
+            self.knn = load(KNNRanker, tree=self.label_tree, filename=KNN_FILE)
         if "knn_vector" in parts:
-            self.knn_vectors = _load_part(KNNVectors, name_or_path, hub_kwargs)
+            self.knn_vectors = load(KNNVectors)
         self._check_parts(f"`{name_or_path}`")
 
     def _check_parts(self, source: str) -> None:
         """Raises an error if labels, tree, features and ranker do not belong to one model."""
-        labels, tree, ranker = self.labels, self.label_tree, self.ranker
+        labels, tree, ranker, tfidf = self.labels, self.label_tree, self.ranker, self.tfidf
+        num_sparse = tfidf.num_features if tfidf is not None else 0 if ranker is None else ranker.num_sparse
+        label_counts, term_counts, lengths = self._vector_sizes()
         problem = None
         if labels is not None and tree is not None and len(labels) != tree.num_labels:
             problem = f"{len(labels)} label names but a tree of {tree.num_labels} labels"
         elif tree is not None and self.config.level_sizes != tree.level_sizes:
             problem = f"`level_sizes={self.config.level_sizes}` but a tree with the levels {tree.level_sizes}"
-        elif self.tfidf is not None and ranker is not None and self.tfidf.num_features != ranker.num_sparse:
-            problem = f"TF-IDF of {self.tfidf.num_features} terms but `{RANKER_FILE}` for {ranker.num_sparse}"
+        elif ranker is not None and ranker.num_sparse != num_sparse:
+            problem = f"TF-IDF of {num_sparse} terms but `{RANKER_FILE}` for {ranker.num_sparse}"
         elif ranker is not None and tree is not None and ranker.tree.num_labels != tree.num_labels:
             problem = f"{tree.num_labels} labels but a ranker for {ranker.tree.num_labels}"
         elif self.scorer is not None and not set(self.scorer.parts) <= set(self.available_parts):
             problem = f"a scorer of the parts {list(self.scorer.parts)} but the parts {self.available_parts}"
-        elif any(size != tree.num_labels for size in self._label_counts()):  # type: ignore[union-attr]
-            problem = f"{len(labels or ())} labels but label vectors or neighbours of {self._label_counts()}"
-        elif any(size != self._num_sparse() for size in self._term_counts()):
-            problem = f"{self._num_sparse()} sparse features but label vectors or neighbours of {self._term_counts()}"
-        elif any(size != self.vector_size for size in self._dimensions()):
-            problem = f"vectors of {self.vector_size} numbers but label vectors or neighbours of {self._dimensions()}"
-        elif self.encoder is not None and self.tfidf is None and ranker is not None and ranker.num_sparse:
+        elif any(count != tree.num_labels for count in label_counts):  # type: ignore[union-attr]
+            problem = f"{len(labels or ())} labels but label vectors or neighbours of {label_counts}"
+        elif any(count != num_sparse for count in term_counts):
+            problem = f"{num_sparse} sparse features but label vectors or neighbours of {term_counts}"
+        elif any(length != self.vector_size for length in lengths):
+            problem = f"vectors of {self.vector_size} numbers but label vectors or neighbours of {lengths}"
+        elif self.encoder is not None and tfidf is None and ranker is not None and ranker.num_sparse:
             problem = f"a ranker for {ranker.num_sparse} terms but no TF-IDF (`has_tfidf`)"
         elif tree is not None and not _heads_fit(self.config, tree):
             problem = f"`head_levels={self.config.head_levels}` and `head_tails={self.config.head_tails}` but {tree}"
@@ -445,26 +422,20 @@ class XMCPreTrainedModel(SelfContainedModel):
                 "all of them again."
             )
 
-    def _num_sparse(self) -> int:
-        """Number of sparse features of a document."""
-        if self.tfidf is not None:
-            return self.tfidf.num_features
-        return 0 if self.ranker is None else self.ranker.num_sparse
-
-    def _label_counts(self) -> list[int]:
-        parts = (self.label_vectors, self.knn_vectors)
-        return [part.num_labels for part in parts if part is not None]  # type: ignore[attr-defined]
-
-    def _term_counts(self) -> list[int]:
-        indices = {} if self.label_vectors is None else self.label_vectors.sparse
-        counts = [len(index.term_begin) - 1 for index in indices.values()]
-        return counts if self.knn is None else [*counts, self.knn.num_sparse]
-
-    def _dimensions(self) -> list[int]:
-        arrays = [] if self.label_vectors is None else list(self.label_vectors.dense.values())
+    def _vector_sizes(self) -> tuple[list[int], list[int], list[int]]:
+        """The numbers of labels and terms and the lengths of vectors, of label vectors and similar documents."""
+        sizes: tuple[list[int], list[int], list[int]] = ([], [], [])
+        label_counts, term_counts, lengths = sizes
+        if self.label_vectors is not None:
+            label_counts.append(self.label_vectors.num_labels)
+            term_counts.extend(len(index.term_begin) - 1 for index in self.label_vectors.sparse.values())
+            lengths.extend(vectors.shape[1] for vectors in self.label_vectors.dense.values())
+        if self.knn is not None:
+            term_counts.append(self.knn.num_sparse)
         if self.knn_vectors is not None:
-            arrays.append(self.knn_vectors.vectors)
-        return [array.shape[1] for array in arrays]
+            label_counts.append(self.knn_vectors.num_labels)
+            lengths.append(self.knn_vectors.vectors.shape[1])
+        return sizes
 
 
 def _heads_fit(config: XMCConfig, tree: LabelTree) -> bool:
@@ -495,6 +466,6 @@ def _load_tokenizer(name_or_path: str | os.PathLike, kwargs: dict[str, Any]) -> 
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise ValueError(
-            f"The tokenizer of `{name_or_path}` cannot be loaded from `{' and '.join(_TOKENIZER_FILES)}` "
+            f"The tokenizer of `{name_or_path}` cannot be loaded from `{' and '.join(TOKENIZER_FILES)}` "
             f"({type(error).__name__}: {error}). Save or download it again."
         ) from error

@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from .configuration_xmc import SelfContainedConfig, XMCConfig
 from .features import Features
-from .knn_ranker import KNNRanker, KNNVectors
+from .knn_ranker import KNNRanker
 from .label_editing import LabelEditingMixin
 from .label_tree import LabelTree
-from .label_vectors import LabelVectors
 from .labels import Labels
 from .linear_ranker import Beam, LinearRanker
 from .loading import check_size
@@ -25,7 +24,7 @@ from .modeling_heads import Head, LevelHeads
 from .modeling_utils import PredictMixin, XMCPreTrainedModel
 from .output import XMCOutput, mix_scores
 from .restriction import Restriction
-from .scorer import PARTS, Scorer
+from .scorer import PARTS
 from .text_encoder import (
     check_pooling_layers,
     default_pooling,
@@ -98,10 +97,7 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
         self.tfidf = tfidf
         self.ranker = ranker
         self.tokenizer = tokenizer
-        self.label_vectors: LabelVectors | None = None
-        self.knn: KNNRanker | None = None
-        self.knn_vectors: KNNVectors | None = None
-        self.scorer: Scorer | None = None
+        self.label_vectors = self.knn = self.knn_vectors = self.scorer = None
         # Mixed precision of `embed`, set by the trainer; by default the encoder computes in the dtype of its weights.
         self.autocast_dtype: torch.dtype | None = None
         # The only parameter of a linear model: transformers takes device and dtype from the parameters, and writes no
@@ -204,18 +200,19 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
         config.head_tails = None if tails is None else list(tails)
         self.heads = LevelHeads(config, self.vector_size).to(self.device)
 
-    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """
         Returns the document vectors of tokenised texts, float32 of unit length.
 
         Args:
             input_ids (`torch.Tensor` of shape `(batch, tokens)`):
                 Token ids.
-            attention_mask (`torch.Tensor` of shape `(batch, tokens)`):
-                1 for tokens, 0 for padding.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*):
+                1 for tokens, 0 for padding; all 1 by default.
         """
         if self.encoder is None:
             raise ValueError("The model is linear: it has no encoder.")
+        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         layers = self.config.pooling_layers
         output = self.encoder(
             input_ids=input_ids,
@@ -232,10 +229,7 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
 
     @torch.no_grad()
     def embed(
-        self,
-        documents: Sequence[Any],
-        batch_size: int = 32,
-        progress: Callable[[int], None] | None = None,
+        self, documents: Sequence[Any], batch_size: int = 32, progress: Callable[[int], None] | None = None
     ) -> np.ndarray:
         """
         Returns the document vectors, float32 of unit length.
@@ -375,16 +369,12 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
             `targets` or `levels` the `loss` (sum over nodes, mean over documents).
         """
         if input_ids is not None:
-            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            vectors = self.encode(input_ids, mask)
-            if label_input_ids is not None:
-                mask = torch.ones_like(label_input_ids) if label_attention_mask is None else label_attention_mask
-                output = XMCOutput(vectors=vectors, label_vectors=self.encode(label_input_ids, mask))
+            vectors = self.encode(input_ids, attention_mask)
+            label_vectors = None if label_input_ids is None else self.encode(label_input_ids, label_attention_mask)
             hidden = functional.dropout(vectors, self.config.head_dropout, self.training)
-            if label_input_ids is not None:
-                if level is not None:
-                    output.logits, _ = self.heads.score(hidden, level, nodes)
-                return output
+            if label_vectors is not None:
+                logits = None if level is None else self.heads.score(hidden, level, nodes)[0]
+                return XMCOutput(logits=logits, vectors=vectors, label_vectors=label_vectors)
             if levels is not None:
                 assert self.label_tree is not None
                 return XMCOutput(loss=self.heads.joint_loss(hidden, levels, self.label_tree))
@@ -407,18 +397,18 @@ class XMCForTextClassification(PredictMixin, LabelEditingMixin, XMCPreTrainedMod
                 "`config.json`."
             )
         if predict_with == "heads":
-            return self._predict_with_heads(features, top_k, beam_size, restriction)
+            found = self._predict_with_heads(features, top_k, beam_size, restriction)
+            return XMCOutput(scores=found[0], indices=found[1])
         if predict_with == "both":
             candidates = self.candidate_scores(features, top_k, beam_size, num_threads, restriction)
             return mix_scores(*candidates, self.config.heads_weight, top_k)
         if predict_with == "ranker":
-            scores, indices = self._predict_with_ranker(features, top_k, beam_size, num_threads, restriction)
+            scores, indices = self._search_ranker("predict", features, top_k, beam_size, num_threads, restriction)
         else:
             scores, indices = self._predict_with_parts(
-                features, top_k, beam_size, num_threads, predict_with, restriction
+                features, top_k, predict_with, restriction, beam_size=beam_size, num_threads=num_threads
             )
-        device = self.anchor.device
-        return XMCOutput(scores=torch.from_numpy(scores).to(device), indices=torch.from_numpy(indices).to(device))
+        return XMCOutput.from_numpy(scores, indices, self.anchor.device)
 
     def head(self, level: int) -> Head:
         """Returns the head of a level, counted from 1."""

@@ -29,9 +29,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
     Predicts the best of very many labels for each text.
 
     A document is a `str` or a dictionary with the text under `"text"`, or the columns of a model that was trained on
-    several. A list of documents gives a list of results;
-    generators, `KeyDataset`s and datasets are read as a stream and give an iterator. A `batch_size` above 1 is much
-    faster.
+    several. A list of documents gives a list of results; generators, `KeyDataset`s and datasets are read as a stream
+    and give an iterator. A `batch_size` above 1 is much faster.
 
     An empty text, or one without a known word, is not an error: its labels are ranked by their bias alone, with low
     scores. A `threshold` leaves them out.
@@ -40,17 +39,8 @@ class ExtremeTextClassificationPipeline(Pipeline):
         model ([`XMCForTextClassification`] or [`XMCEnsemble`]): The model.
         top_k (`int`, *optional*): Labels per document. Default: the model's.
         threshold (`float`, *optional*): Labels with a lower score are left out, so a result may be empty.
-        beam_size (`int`, *optional*):
-            Nodes kept per level of the label tree; 0 keeps all (exact search). Default: the model's.
-        predict_with (`str`, *optional*): `"ranker"`, `"heads"` or `"both"`. Default: the model's.
-        labels (`Sequence[str]`, *optional*): The labels to choose from. Default: all.
-        exclude (`Sequence[str]`, *optional*): Labels not to choose.
-        under (`str` or `Sequence[str]`, *optional*):
-            Labels of the hierarchy; only these and labels below any of them are chosen.
-        level (`int`, *optional*):
-            Level of the hierarchy, 1 for the top. Labels below it are replaced by their ancestors there.
-        with_parents (`bool`, *optional*, defaults to `False`):
-            Whether to add all ancestors of the labels, see [`~XMCForTextClassification.find_labels`].
+        beam_size, predict_with, labels, exclude, under, level, with_parents:
+            As in [`~XMCForTextClassification.predict`].
         batch_size (`int`, *optional*, defaults to 1):
             Documents that pass through the encoder, TF-IDF and ranker together.
 
@@ -107,13 +97,12 @@ class ExtremeTextClassificationPipeline(Pipeline):
             raise TypeError(f"`threshold` must be a number, not {threshold!r:.80} ({type(threshold).__name__}).")
         if threshold is not None and math.isnan(threshold):
             raise ValueError("`threshold` is not a number (nan), so that no label would be returned. Leave it out.")
-        choice = {"labels": labels, "exclude": exclude, "under": under}
-        self.model.restrict(**choice)  # raises if a label is unknown
-        hierarchy = {"level": level, "with_parents": with_parents}
+        self.model.restrict(labels, exclude, under)  # raises if a label is unknown
         self.model.check_hierarchy(level, False if with_parents is None else with_parents)
-        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with, **hierarchy, **choice}
-        search = {name: value for name, value in search.items() if value is not None}
-        return {}, search, {} if threshold is None else {"threshold": threshold}
+        search = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with}
+        choice = {"labels": labels, "exclude": exclude, "under": under, "level": level, "with_parents": with_parents}
+        given = {name: value for name, value in {**search, **choice}.items() if value is not None}
+        return {}, given, {} if threshold is None else {"threshold": threshold}
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """
@@ -147,19 +136,14 @@ class ExtremeTextClassificationPipeline(Pipeline):
     def _forward(  # type: ignore[override]
         self,
         inputs: dict[str, list[str]],
-        top_k: int | None = None,
-        beam_size: int | None = None,
-        predict_with: str | None = None,
-        level: int | None = None,
-        with_parents: bool = False,
-        **choice: Any,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        under: str | Sequence[str] | None = None,
+        **search: Any,
     ) -> XMCOutput:
-        texts, restriction = inputs["text"], self.model.restrict(**choice)
+        texts, restriction = inputs["text"], self.model.restrict(labels, exclude, under)
         features = self.model.featurize(texts, batch_size=len(texts))
-        search: dict[str, Any] = {"top_k": top_k, "beam_size": beam_size, "predict_with": predict_with}
-        return self.model.find_labels(
-            features, **search, restriction=restriction, level=level, with_parents=with_parents
-        )
+        return self.model.find_labels(features, restriction=restriction, **search)
 
     def postprocess(self, output: XMCOutput, threshold: float | None = None) -> list[dict[str, Any]]:  # type: ignore[override]
         """The labels, their names and scores of one document."""

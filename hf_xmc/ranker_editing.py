@@ -13,6 +13,7 @@ from .kernels_solver import train_blocks
 from .label_tree import LabelTree
 from .linear_ranker import LOSSES, LinearRanker, RankerWeights, blocks_of, dense_part, first_node, sparse_part
 from .simd import HEADER, LANES
+from .utils import offsets_of
 
 # Costs of positive and negative documents, chosen on validation documents so that new labels neither push others aside
 # nor stay unfound.
@@ -69,8 +70,8 @@ def with_labels(ranker: LinearRanker, tree: LabelTree, new: NewLabels) -> Linear
     ends = first + ranker.tree.child_offsets[-1][clusters[blocks[:, 0]] + 1]
     at = np.searchsorted(ranker.block_child, ends)
     weights = RankerWeights(
-        _offsets(np.insert(np.diff(old.row_begin), at, sizes[:, 0])),
-        _offsets(np.insert(np.diff(old.bucket_begin), at, sizes[:, 1])),
+        offsets_of(np.insert(np.diff(old.row_begin), at, sizes[:, 0])),
+        offsets_of(np.insert(np.diff(old.bucket_begin), at, sizes[:, 1])),
         np.insert(old.buckets, np.repeat(old.bucket_begin[at], sizes[:, 1]), buckets),
         np.insert(old.records, np.repeat(old.row_begin[at], sizes[:, 0]), records, axis=0),
         np.insert(old.dense, np.repeat(at * width, width), dense, axis=0),
@@ -93,8 +94,8 @@ def without_nodes(ranker: LinearRanker, tree: LabelTree, is_left: np.ndarray) ->
     changed = np.flatnonzero(kept & (sizes < np.diff(begin)))
     num_rows, num_buckets = np.diff(old.row_begin), np.diff(old.bucket_begin)
     weights = RankerWeights(
-        _offsets(num_rows[kept]),
-        _offsets(num_buckets[kept]),
+        offsets_of(num_rows[kept]),
+        offsets_of(num_buckets[kept]),
         old.buckets[np.repeat(kept, num_buckets)],
         old.records[np.repeat(kept, num_rows)],
         old.dense[np.repeat(kept, width)],
@@ -176,10 +177,6 @@ def _train(ranker: LinearRanker, new: NewLabels, clusters: np.ndarray, blocks: n
         _NEGATIVE_COST, False, _BIAS, np.empty((0, dense.shape[1]), np.float32), _MAX_PASSES, _TOLERANCE, _SEED,
         _PRUNE_THRESHOLD, ranker.weights.records.shape[1] == HEADER + LANES, sparse.nnz, *buffers,
     )  # fmt: skip
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def _codes(records: np.ndarray) -> np.ndarray:

@@ -13,11 +13,27 @@ from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from .configuration_xmc import TASK
+from .knn_ranker import KNN_FILE, KNN_VECTORS_FILE
+from .label_tree import TREE_FILE
+from .label_vectors import LABEL_VECTORS_FILE
+from .labels import LABELS_NAME
+from .linear_ranker import RANKER_FILE
 from .loading import CODE_ENTRIES, update_digests
-from .serialization import MAX_SHARD_SIZE, atomic_write, read_json, remove_files, staged_files, write_json, written
+from .scorer import SCORER_FILE
+from .serialization import (
+    MAX_SHARD_SIZE,
+    atomic_write,
+    read_json,
+    remove_files,
+    sharded_files,
+    staged_files,
+    write_json,
+    written,
+)
+from .tfidf import TFIDF_FILE, VOCABULARY_FILE
 
 # All classes are loaded from this module: transformers imports each module that `config.json` names, with all that it
 # imports, as a separate copy.
@@ -30,6 +46,10 @@ CLASSES = {
 _CUSTOM_PIPELINES = {
     TASK: {"impl": f"{_ENTRY}.ExtremeTextClassificationPipeline", "pt": ["AutoModel"], "default": {}, "type": "text"}
 }
+RANKER_TREE_FILE = "ranker_tree.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_SHARDED_FILES = (SAFE_WEIGHTS_NAME, RANKER_FILE, LABEL_VECTORS_FILE, KNN_FILE, KNN_VECTORS_FILE)
+_SINGLE_FILES = (LABELS_NAME, TREE_FILE, RANKER_TREE_FILE, TFIDF_FILE, VOCABULARY_FILE, SCORER_FILE, *TOKENIZER_FILES)
 _PUSH_KWARGS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
@@ -39,24 +59,17 @@ def code_files(folder: str | os.PathLike = Path(__file__).parent) -> list[Path]:
     return sorted({entry, *map(Path, get_relative_import_files(entry))})
 
 
-def with_code(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a `config.json` with the entries that point to the code beside it."""
-    config_class, model_class = (f"{_ENTRY}.{name}" for name in CLASSES[config["model_type"]])
-    auto_map = {
-        "AutoConfig": config_class,
-        "AutoModel": model_class,
-        "AutoModelForSequenceClassification": model_class,
-    }
-    return dict(sorted({**config, "auto_map": auto_map, "custom_pipelines": _CUSTOM_PIPELINES}.items()))
-
-
 def add_code(folder: str | os.PathLike) -> None:
     """Copies the code into the folder of a model and adds it to `config.json`."""
     for source in code_files():
         with atomic_write(Path(folder, source.name)) as temporary:
             shutil.copyfile(source, temporary)
     path = Path(folder, CONFIG_NAME)
-    write_json(path, with_code(read_json(path)), indent=2)
+    config = read_json(path)
+    config_class, model_class = (f"{_ENTRY}.{name}" for name in CLASSES[config["model_type"]])
+    auto_map = dict.fromkeys(("AutoModel", "AutoModelForSequenceClassification"), model_class)
+    config.update(auto_map={"AutoConfig": config_class, **auto_map}, custom_pipelines=_CUSTOM_PIPELINES)
+    write_json(path, dict(sorted(config.items())), indent=2)
 
 
 def remove_code(folder: str | os.PathLike) -> None:
@@ -70,6 +83,11 @@ def remove_code(folder: str | os.PathLike) -> None:
     write_json(Path(folder, CONFIG_NAME), plain, indent=2)
     for source in sources:
         Path(folder, source.name).unlink(missing_ok=True)
+
+
+def model_files(folder: str | os.PathLike) -> list[str]:
+    """Returns the names of the files of a model in a folder, without its configuration."""
+    return [*(name for filename in _SHARDED_FILES for name in sharded_files(folder, filename)), *_SINGLE_FILES]
 
 
 def member_folders(folder: str | os.PathLike) -> list[str]:
@@ -125,16 +143,13 @@ class SelfContainedModel(PreTrainedModel):
             return
         with staged_files(save_directory, last=CONFIG_NAME) as folder:
             self._save_parts(folder, max_shard_size)
-            with self._config_without_code():
-                with written(save_directory):
-                    self._save_weights(folder, is_main_process=True, **weights)
+            with self._config_without_code(), written(save_directory):
+                self._save_weights(folder, is_main_process=True, **weights)
             if had_code if self_contained is None else self_contained:
                 add_code(folder)
             # Files of another model in this folder would be taken for parts of this one.
             remove_code(save_directory)
-            remove_files(
-                save_directory, [CONFIG_NAME, *member_folders(save_directory), *self._files_in(save_directory)]
-            )
+            remove_files(save_directory, [CONFIG_NAME, *member_folders(save_directory), *model_files(save_directory)])
         update_digests(save_directory)
         if push_to_hub:
             repo_id = hub_kwargs.pop("repo_id", os.path.basename(os.path.abspath(save_directory)))
@@ -150,10 +165,6 @@ class SelfContainedModel(PreTrainedModel):
     def _save_parts(self, folder: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes everything but the configuration and the weights, which are written last."""
         raise NotImplementedError
-
-    def _files_in(self, folder: str | os.PathLike) -> list[str]:
-        """Returns the names of the files in a folder that belong to a model like this one."""
-        return []
 
     def _save_weights(self, folder: str | os.PathLike, **kwargs: Any) -> None:
         """Writes the configuration and the weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .label_tree import LabelTree
+from .utils import offsets_of
 
 # Up to so many permitted labels, all of them are scored.
 MAX_EXHAUSTIVE = 1024
@@ -51,7 +52,7 @@ class Restriction:
         level = self.permitted[tree.leaf_labels]
         levels = [level]
         for offsets in reversed(tree.child_offsets):
-            before = np.concatenate([[0], np.cumsum(level)])
+            before = offsets_of(level)
             level = before[offsets[1:]] > before[offsets[:-1]]
             levels.append(level)
         nodes, widest = np.concatenate(levels[::-1]), max(int(level.sum()) for level in levels)
@@ -65,10 +66,14 @@ class Restriction:
 
     def select(self, scores: np.ndarray, labels: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the first `top_k` permitted labels of ranked ones and their scores, padded with -1 and 0."""
-        kept = (labels >= 0) & self.permitted[np.maximum(labels, 0)]
-        order = np.argsort(~kept, axis=1, kind="stable")[:, :top_k]
-        kept = np.take_along_axis(kept, order, axis=1)
-        missing = [(0, 0), (0, top_k - order.shape[1])]
-        found = np.where(kept, np.take_along_axis(scores, order, axis=1), 0).astype(np.float32)
-        ids = np.where(kept, np.take_along_axis(labels, order, axis=1), -1)
+        found, ids = (array[:, :top_k] for array in permitted_only(scores, labels, self.permitted))
+        missing = [(0, 0), (0, top_k - ids.shape[1])]
         return np.pad(found, missing), np.pad(ids, missing, constant_values=-1)
+
+
+def permitted_only(scores: np.ndarray, ids: np.ndarray, permitted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns scores, float32, and ids without those that are not permitted; the rows are padded with 0 and -1."""
+    kept = (ids >= 0) & permitted[np.maximum(ids, 0)]
+    order = np.argsort(~kept, axis=1, kind="stable")
+    scores, ids = np.where(kept, scores, 0).astype(np.float32), np.where(kept, ids, -1)
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1)

@@ -51,19 +51,19 @@ class PartScores:
             Its best labels, best first, padded with -1; int64 `(documents, labels)`.
         scores (`np.ndarray`):
             Their scores, float32 of the same shape.
+        best (`np.ndarray`):
+            The highest score of each document; its label may not be among `labels`.
         matrix (`np.ndarray`, *optional*):
             The scores of all labels, if the part computes them; float32 `(documents, all labels)`.
         others (`np.ndarray`, *optional*):
             Otherwise the score of labels that are not in `labels`, one for each document.
-        highest (`np.ndarray`, *optional*):
-            The highest score of each document, if its label may not be among `labels`.
     """
 
     labels: np.ndarray
     scores: np.ndarray
+    best: np.ndarray
     matrix: np.ndarray | None = None
     others: np.ndarray | None = None
-    highest: np.ndarray | None = None
 
     @classmethod
     def from_matrix(cls, matrix: np.ndarray, count: int) -> PartScores:
@@ -71,7 +71,7 @@ class PartScores:
         scores = np.empty((len(matrix), count), dtype=np.float32)
         labels = np.empty((len(matrix), count), dtype=np.int64)
         best_columns(matrix, scores, labels)
-        return cls(labels, scores, matrix=matrix)
+        return cls(labels, scores, scores[:, 0].copy(), matrix=matrix)
 
     @classmethod
     def from_list(cls, scores: np.ndarray, labels: np.ndarray, others: float | None = None) -> PartScores:
@@ -82,18 +82,11 @@ class PartScores:
         else:
             filled = np.full(len(scores), others, dtype=np.float32)
         scores = np.where(labels >= 0, scores, filled[:, None]).astype(np.float32)
-        return cls(labels, scores, others=filled)
-
-    @property
-    def best(self) -> np.ndarray:
-        """The highest score of each document."""
-        if self.highest is not None:
-            return self.highest
-        return np.ascontiguousarray(self.scores[:, 0])
+        return cls(labels, scores, scores[:, 0].copy(), others=filled)
 
     def restricted(self, of_all: PartScores) -> PartScores:
         """These scores of permitted labels, with the highest scores of all labels for their differences."""
-        return replace(self, highest=np.maximum(self.best, of_all.best))
+        return replace(self, best=np.maximum(self.best, of_all.best))
 
     def of(self, candidates: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns the scores of `candidates`, int64 `(documents, candidates)` padded with -1."""
@@ -211,11 +204,7 @@ class Scorer:
         return expit(odds).astype(np.float32)
 
     def predict(
-        self,
-        parts: Mapping[str, PartScores],
-        log_counts: np.ndarray,
-        top_k: int,
-        candidates: np.ndarray | None = None,
+        self, parts: Mapping[str, PartScores], log_counts: np.ndarray, top_k: int, candidates: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """
         Returns the probabilities and ids of the `top_k` best labels of each document, padded with 0 and -1.

@@ -335,13 +335,10 @@ def load_sharded(
     Returns the memory-mapped arrays by name, the metadata of the files, and the file of each array.
     """
     index = resolve_file(name_or_path, index_name(filename), required=False, **hub_kwargs)
-    if index is None:
-        path = str(resolve_file(name_or_path, filename, **hub_kwargs))
-        tensors, metadata = load_tensors(path, kind)
-        return tensors, metadata, dict.fromkeys(tensors, path)
-    tensors, metadata, paths = {}, {}, {}
-    expected = read_index(index)
-    for name in sorted(set(expected.values())):
+    expected = {} if index is None else read_index(index)
+    tensors, paths = {}, {}
+    metadata: dict[str, str] = {}
+    for name in sorted(set(expected.values())) or [filename]:
         path = str(resolve_file(name_or_path, name, **hub_kwargs))
         shard, shard_metadata = load_tensors(path, kind)
         if metadata and metadata != shard_metadata:

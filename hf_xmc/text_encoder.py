@@ -29,7 +29,10 @@ _DROPOUT = re.compile(r"^(?!classifier|summary|seq_classif|qa_).*(dropout|pdrop)
 MAX_CHARACTERS, CHARACTERS_PER_TOKEN = 1 << 20, 256
 # Pooling of sentence-transformers models.
 _POOLING_FILE = "1_Pooling/config.json"
-
+# The RoBERTa family: positions start after the padding id.
+_COUNTING_FROM_PADDING = (
+    "roberta", "camembert", "mpnet", "longformer", "data2vec-text", "ibert", "luke", "xmod", "lilt"
+)  # fmt: skip
 
 # OpenMP waits forever for its threads in a process that was forked from one that had started them.
 _PROCESS = os.getpid()
@@ -108,14 +111,13 @@ def pool(states: Sequence[torch.Tensor], mask: torch.Tensor, pooling: str) -> to
     if pooling == "mean":
         share = mask / mask.sum(dim=1, keepdim=True).clamp(min=1)
         vectors = [torch.einsum("bt,btd->bd", share.to(layer.dtype), layer) for layer in states]
-    elif pooling == "cls":
-        # With padding on the left, the first token is the one after the padding.
-        first = mask.to(torch.long).argmax(dim=1)
-        vectors = [layer[torch.arange(len(layer), device=layer.device), first] for layer in states]
     else:
-        positions = torch.arange(mask.shape[1], device=mask.device)
-        last = (mask.to(torch.long) * positions).argmax(dim=1)
-        vectors = [layer[torch.arange(len(layer), device=layer.device), last] for layer in states]
+        chosen = mask.to(torch.long)
+        if pooling == "last":
+            chosen = chosen * torch.arange(mask.shape[1], device=mask.device)
+        # With padding on the left, the first token is the one after the padding.
+        token = chosen.argmax(dim=1)
+        vectors = [layer[torch.arange(len(layer), device=layer.device), token] for layer in states]
     return functional.normalize(torch.cat(vectors, dim=1).float(), dim=1)
 
 
@@ -134,17 +136,11 @@ def position_limit(config: PreTrainedConfig, tokenizer: Any) -> int | None:
     limits = []
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if positions and positions > 0 and config.model_type not in ("xlnet", "t5"):
-        # Positions of the RoBERTa family start after the padding id.
-        offset = (config.pad_token_id or 0) + 1 if _counts_from_padding(config) else 0
-        limits.append(positions - offset)
+        from_padding = any(name in config.model_type for name in _COUNTING_FROM_PADDING)
+        limits.append(positions - ((config.pad_token_id or 0) + 1 if from_padding else 0))
     if tokenizer is not None and tokenizer.model_max_length < 1_000_000:
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
-
-
-def _counts_from_padding(config: PreTrainedConfig) -> bool:
-    names = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text", "ibert", "luke", "xmod", "lilt")
-    return any(name in config.model_type for name in names)
 
 
 def padding_id(config: PreTrainedConfig, tokenizer: Any) -> int:

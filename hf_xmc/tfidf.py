@@ -38,7 +38,7 @@ from .kernels_text import (
     weigh,
 )
 from .serialization import atomic_write, resolve_file, save_tensors
-from .utils import count_threads
+from .utils import count_threads, offsets_of
 
 TFIDF_FILE = "tfidf.safetensors"
 VOCABULARY_FILE = "tfidf_vocab.txt"
@@ -75,6 +75,11 @@ def _encode(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
 
 
+def _encode_all(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The concatenated code points of texts and the bounds of each text."""
+    return _encode("".join(texts)), offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)))
+
+
 def _decode(codes: np.ndarray) -> str:
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
@@ -86,6 +91,13 @@ def _strip_accents(text: str) -> str:
 
 def _new_lexicon() -> _Lexicon:
     return np.zeros((1024, 2), np.uint64), np.zeros(512, np.int64), np.zeros(4096, np.uint32), 0
+
+
+def _read_new_words(codes: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Lexicon]:
+    """Returns the symbols of words, their bounds, and a new lexicon of these words."""
+    inside = _code_points_of(_ANALYZERS["word"])
+    symbols, bounds, *lexicon = read_words(codes, bounds, inside, *_new_lexicon(), True)
+    return symbols, bounds, tuple(lexicon)
 
 
 _stemmers = threading.local()  # a stemmer must not be used by two threads at a time
@@ -114,9 +126,8 @@ def _stem_words(lexicon: _Lexicon, language: str) -> tuple[np.ndarray, np.ndarra
     stems = load_stemmer(language).stemWords(words)
     # Terms have two or more characters.
     stems = [stem if len(stem) > 1 else word for stem, word in zip(stems, words, strict=True)]
-    stem_ends = np.zeros(count + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, stems), np.int64, count), out=stem_ends[1:])
-    return stem_ends, _encode("".join(stems))
+    chars, ends = _encode_all(stems)
+    return ends, chars
 
 
 def _rows(texts: Iterable[str]) -> Iterator[str]:
@@ -393,7 +404,11 @@ class TfidfFeaturizer:
         if not lines.endswith("\n"):
             raise ValueError(f"`{path}` is damaged: its last line is not complete. Save or download it again.")
         idf = file.weights("idf", np.float32, lines.count("\n"))
-        featurizer._check_idf(file, idf)
+        with np.errstate(over="ignore"):  # weights must be neither too small nor too large for float32
+            least, most = np.array([idf.min(), _MAX_COUNT * idf.max()], dtype=np.float64) ** featurizer.power
+        if not (1 / _MAX_WEIGHT <= least and most <= _MAX_WEIGHT):
+            power = f"whose power {featurizer.power} is out of range"
+            file.fail("idf", f"has values from {idf.min()} to {idf.max()}, {power}")
         featurizer._index(lines, np.array(idf))
         return featurizer
 
@@ -421,13 +436,6 @@ class TfidfFeaturizer:
             ) from error
         return featurizer
 
-    def _check_idf(self, file: CheckedFile, idf: np.ndarray) -> None:
-        """Raises if weights would be too small or too large for float32."""
-        with np.errstate(over="ignore"):
-            bounds = np.array([idf.min(), _MAX_COUNT * idf.max()], dtype=np.float64) ** self.power
-        if not (1 / _MAX_WEIGHT <= bounds[0] and bounds[1] <= _MAX_WEIGHT):
-            file.fail("idf", f"has values from {idf.min()} to {idf.max()}, whose power {self.power} is out of range")
-
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
@@ -436,27 +444,22 @@ class TfidfFeaturizer:
             raise ValueError("TF-IDF is not fitted. Call `fit` first, or load a featurizer with `from_pretrained`.")
 
     def _codes(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The concatenated code points of the texts and the bounds of each text."""
         if self.lowercase:
             texts = [text.lower() for text in texts]
         if self.strip_accents:
             texts = [_strip_accents(text) for text in texts]
-        bounds = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=bounds[1:])
-        return _encode("".join(texts)), bounds
+        return _encode_all(texts)
 
     def _count(self, texts: list[str]) -> tuple[int, _Lexicon | None, _Arrays]:
         """Counts the n-grams of a chunk; the result is passed to [`_Counts.add`]."""
-        inside = _code_points_of(_ANALYZERS[self.analyzer])
         lexicon: _Lexicon | None = None
         if self.analyzer == "word":
-            symbols, bounds, *words = read_words(*self._codes(texts), inside, *_new_lexicon(), True)
-            lexicon = tuple(words)
+            symbols, bounds, lexicon = _read_new_words(*self._codes(texts))
             if self.stemmer is not None:
                 *words, numbers = merge_words(*_new_lexicon(), *_stem_words(lexicon, self.stemmer), lexicon[3])
                 lexicon, symbols = tuple(words), numbers[symbols]
         else:
-            symbols, bounds = read_chars(*self._codes(texts), inside)
+            symbols, bounds = read_chars(*self._codes(texts), _code_points_of(_ANALYZERS[self.analyzer]))
         table, documents, occurrences = count_ngrams(symbols, bounds, *self.ngram_range, self.analyzer == "char_wb")
         return len(texts), lexicon, (node_keys(table, len(documents)), documents, occurrences)
 
@@ -465,12 +468,9 @@ class TfidfFeaturizer:
         self.vocabulary = lines.split("\n")[:-1]
         self._idf = idf
         codes = _encode(lines)
-        ends = np.flatnonzero(codes == ord("\n")) + 1
-        bounds = np.append(0, ends)
+        bounds = np.append(0, np.flatnonzero(codes == ord("\n")) + 1)
         if self.analyzer == "word":
-            inside = _code_points_of(_ANALYZERS["word"])
-            symbols, bounds, *words = read_words(codes, bounds, inside, *_new_lexicon(), True)
-            self._lexicon: _Lexicon = tuple(words)
+            symbols, bounds, self._lexicon = _read_new_words(codes, bounds)
         else:
             symbols = np.where(codes == ord("\n"), np.uint32(0), codes + np.uint32(1))
         self._table, columns = index_terms(symbols, bounds)
@@ -482,9 +482,9 @@ class TfidfFeaturizer:
         if self.lead_words == FIRST_LINE:  # read as two documents each
             texts = [part for text in texts for part in text.partition("\n")[::2]]
         if self.stemmer is not None:
-            symbols, bounds, *words = read_words(*self._codes(texts), inside, *_new_lexicon(), True)
-            stems = _stem_words(tuple(words), self.stemmer)
-            symbols = find_words(*self._lexicon[:3], *stems, words[3])[symbols]
+            symbols, bounds, lexicon = _read_new_words(*self._codes(texts))
+            stems = _stem_words(lexicon, self.stemmer)
+            symbols = find_words(*self._lexicon[:3], *stems, lexicon[3])[symbols]
         elif self.analyzer == "word":
             symbols, bounds = read_words(*self._codes(texts), inside, *self._lexicon, False)[:2]
         else:

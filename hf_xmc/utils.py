@@ -1,4 +1,4 @@
-"""Threads, progress and checks of arguments."""
+"""Threads, progress, checks of arguments, offsets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 Progress = Callable[[str, int, int], None]
 """Callback with the arguments (stage, done, total)."""
@@ -30,6 +32,11 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if value < least:
         raise ValueError(f"`{name}` must be at least {least}, not {value}.")
     return int(value)
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Returns the begin of consecutive runs of these lengths, and the end of the last one, int64."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def count_threads(num_threads: int | None) -> int:

@@ -70,8 +70,7 @@ class LabelVocabulary(Mapping[str, LabelEntry]):
                         f"The label {label!r:.80} has the parent {parent!r:.80}, which is not in the vocabulary. Add "
                         "an entry for it, or drop it."
                     )
-        labels = list(self)
-        Hierarchy([[positions[parent] for parent in entry.parents] for entry in self.values()], labels)
+        Hierarchy([[positions[parent] for parent in entry.parents] for entry in self.values()], list(self))
 
     def __getitem__(self, label: str) -> LabelEntry:
         return self._entries[label]

@@ -16,9 +16,10 @@ from datasets import Dataset, Features, Value
 from transformers.utils import CONFIG_NAME
 
 from ..data.corpus import Batch, Corpus, CorpusColumns, Source, find_sources
-from ..modeling_utils import PredictMixin, model_files, named
+from ..modeling_utils import PredictMixin, named
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import PieceFolder, Runtime, share_pieces
+from ..remote_code import model_files
 from ..utils import available_cores, check_count, count_threads, join_texts
 from ..version import __version__
 from .predict import BATCH_SIZE, chunk_size, document_features, members_of, reads_text
