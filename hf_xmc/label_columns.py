@@ -64,6 +64,7 @@ def label_batches(dataset: Dataset, column: str) -> Iterator[tuple[int, np.ndarr
             if pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
                 values = values.cast(pa.string())
             if class_names is not None:
+                _check_classes(values, len(class_names), lengths, start, column)
                 values = pa.array(class_names, pa.string()).take(values)
             yield start, lengths, values
             start += len(chunk)
@@ -81,6 +82,17 @@ def _check_values(values: Any, lengths: np.ndarray, start: int, column: str) -> 
         raise ValueError(
             f"Row {row} has the label {values[position].as_py()!r} in column `{column}`. Remove empty labels; a "
             "document without labels has an empty list."
+        )
+
+
+def _check_classes(values: Any, num_classes: int, lengths: np.ndarray, start: int, column: str) -> None:
+    numbers = values.to_numpy(zero_copy_only=False)
+    outside = np.flatnonzero((numbers < 0) | (numbers >= num_classes))
+    if len(outside):
+        row = start + _row_of(int(outside[0]), lengths)
+        raise ValueError(
+            f"Row {row} has the class {numbers[outside[0]]} in column `{column}`, which has the classes 0 to "
+            f"{num_classes - 1}. Remove it; a document without labels has an empty list."
         )
 
 

@@ -181,6 +181,12 @@ def test_lists_and_classes(tmp_path, load):
         Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])}),
     )
     assert load(DatasetDict({"train": single})).splits["train"]["labels"][:] == [["yes"], ["no"]]
+    # Datasets of the Hub mark documents without a class with -1.
+    unlabelled = Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, -1, 0]}, single.features)
+    found = load(unlabelled)
+    assert found.splits["train"]["labels"][:] == [["yes"], ["no"]] and found.counts["train"].unlabelled == 1
+    lists = Dataset.from_dict({"text": ["a", "b"], "labels": [[1, -1], [0]]}, features=kinds)
+    assert load(lists).splits["train"]["labels"][:] == [["yes"], ["no"]]
 
 
 def test_splits(load):

@@ -73,6 +73,8 @@ def test_types_of_labels():
     features = Features({"labels": List(ClassLabel(names=["cat", "ant"]))})
     labels = Labels.from_dataset(Dataset.from_dict({"labels": [[0, 1], [1]]}, features=features))
     assert labels.names == ["ant", "cat"] and labels.counts.tolist() == [2, 1]
+    outside = Dataset.from_dict({"labels": [[0], [1, -1]]}, features=features)
+    refused("Row 1.*-1.*`labels`", Labels.from_dataset, outside)
     for item in ("large_string", "string"):  # a missing list is a document without labels
         labels = Labels.from_dataset(make([["a"], None, []], item))
         assert labels.num_documents == 3 and labels.encode(make([None, ["a"]], item)).toarray().tolist() == [[0], [1]]

@@ -246,16 +246,17 @@ def _assemble(table: Dataset, found: FoundColumns, rows: list[int], labels: list
 
 
 def _name_classes(table: Dataset, column: str) -> Dataset:
-    """Replaces class numbers by their names."""
+    """Replaces class numbers by their names; -1, the mark of documents without a class, by nothing."""
     feature = table.features[column]
     classes = getattr(feature, "feature", feature)
     if not hasattr(classes, "names"):
         return table
+    names = classes.names
 
     def name(value: Any) -> Any:
         if isinstance(value, list):
-            return [name(number) for number in value]
-        return None if value is None else classes.names[value]
+            return [names[number] for number in value if number is not None and number != -1]
+        return None if value is None or value == -1 else names[value]
 
     features = table.features.copy()
     features[column] = List(Value("string")) if classes is not feature else Value("string")
