@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +24,13 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -56,10 +65,15 @@ def test_the_walks_through_the_code():
 
 
 def test_the_table_of_options():
-    spec = importlib.util.spec_from_file_location("update_options", ROOT / "scripts" / "update_options.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.render() == read("docs/options.md"), "run `python scripts/update_options.py`"
+    assert load_script("update_options").render() == read("docs/options.md"), "run `python scripts/update_options.py`"
+
+
+def test_mutants_are_of_this_code():
+    mutants = load_script("mutants").load_mutants(ROOT / "scripts" / "mutants.yaml")
+    assert len(mutants) == len({mutant.name for mutant in mutants}) > 100
+    for mutant in mutants:
+        assert mutant.apply(ROOT) != read(mutant.file)
+        assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests), mutant.name
 
 
 def test_the_changelog_lists_old_options():
