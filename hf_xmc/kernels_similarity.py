@@ -7,12 +7,16 @@ labels or training documents.
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from .kernels_search import candidate_bits, candidate_node, candidate_of, select
 from .simd import compiled
 
 _NOT_SIMILAR = np.uint32(0)  # the bits of a similarity of 0
+# Exponents of float32 are larger by this power of two than those of float16.
+HALF_SCALE = np.float32(2.0**112)
+_SIGN, _REST = np.uint32(0x8000), np.uint32(0x7FFF)
 
 
 @compiled
@@ -66,6 +70,29 @@ def _add_products(indptr, indices, data, document, term_begin, term_rows, term_w
     for p in range(indptr[document], indptr[document + 1]):
         for q in range(term_begin[indices[p]], term_begin[indices[p] + 1]):
             products[term_rows[q]] += data[p] * term_weights[q]
+
+
+# Sums in any order, so that the loops are vectorised; the order is the same for all rows and documents.
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def multiply_halves(documents, halves, first_row, last_row, out):
+    """
+    Writes the dot products of documents with rows of float16 numbers to `out`, (documents, rows).
+
+    `documents` are float32 multiplied by `HALF_SCALE`, `halves` the bits of the rows. The bits of a float16 number,
+    shifted to those of float32, are a number that is too small by this factor.
+    """
+    size = halves.shape[1]
+    bits = np.empty(size, np.uint32)
+    row = bits.view(np.float32)
+    for r in range(first_row, last_row):
+        for j in range(size):
+            half = np.uint32(halves[r, j])
+            bits[j] = ((half & _REST) << np.uint32(13)) | ((half & _SIGN) << np.uint32(16))
+        for i in range(documents.shape[0]):
+            product = np.float32(0)
+            for j in range(size):
+                product += row[j] * documents[i, j]
+            out[i, r] = product
 
 
 @compiled

@@ -12,6 +12,7 @@ from .checks import CheckedFile
 from .features import Features
 from .kernels_similarity import count_votes, vote
 from .label_tree import LabelTree
+from .label_vectors import dense_products
 from .linear_ranker import RANKER_FILE, Beam, check_features
 from .restriction import Restriction
 from .serialization import MAX_SHARD_SIZE, save_sharded
@@ -27,8 +28,6 @@ _MAX_DOCUMENTS = (1 << 31) - 1
 DOCUMENTS_PER_TASK = 256
 # Similarities in memory at a time.
 _MAX_SIMILARITIES = 1 << 24
-# Vectors that are converted to float32 at a time, few enough to stay in the cache.
-_CONVERTED = 1024
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ class KNNVectors:
         votes = np.zeros(self.num_labels, dtype=np.float32)
         size = max(1, _MAX_SIMILARITIES // len(self.vectors))
         for first in range(0, len(vectors), size):
-            cosines = self._cosines(torch.from_numpy(vectors[first : first + size]))
+            cosines = torch.from_numpy(dense_products(vectors[first : first + size], self.vectors))
             best, nearest = cosines.topk(min(self.count, len(self.vectors)), dim=1)
             strengths = torch.softmax(best / self.temperature, dim=1)
             count_votes(
@@ -206,21 +205,6 @@ class KNNVectors:
                 scores[first : first + size], labels[first : first + size],
             )  # fmt: skip
         return scores, labels
-
-    def _cosines(self, queries: torch.Tensor) -> torch.Tensor:
-        """
-        Returns the cosines of documents with all training documents.
-
-        Products in float16 are slow on CPUs. One document needs all vectors once, so that reading them from memory
-        takes most of the time: float32 copies of a few at a time are faster than a copy of all, twice as large.
-        """
-        cosines = torch.empty((len(queries), len(self.vectors)))
-        converted = torch.empty((min(_CONVERTED, len(self.vectors)), self.vectors.shape[1]))
-        for first in range(0, len(self.vectors), _CONVERTED):
-            part = torch.from_numpy(self.vectors[first : first + _CONVERTED])
-            known = converted[: len(part)].copy_(part)
-            torch.mm(queries, known.T, out=cosines[:, first : first + len(part)])
-        return cosines
 
     def save_pretrained(self, save_directory: str | os.PathLike, max_shard_size: int | str = MAX_SHARD_SIZE) -> None:
         """Writes `knn_vectors.safetensors`, or its shards."""

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from small_problems import random_problem
 
 from hf_xmc import XMCForTextClassification, XMCTrainer, XMCTrainingArguments
+from hf_xmc.label_vectors import dense_products
 from hf_xmc.remote_code import code_files
 from hf_xmc.scorer import SCORER_FILE, PartScores, Scorer, default_scorer, unite
 from hf_xmc.tfidf import TfidfFeaturizer
@@ -33,6 +34,24 @@ from hf_xmc.training.scoring import (
 
 def lists_of(targets):
     return [row.indices.tolist() for row in targets]
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 45])
+def test_products_with_float16_vectors(size):
+    rng = np.random.default_rng(size)
+    documents = rng.normal(size=(5, size)).astype(np.float32)
+    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    vectors = (rng.normal(size=(9000, size)) * 10.0 ** rng.integers(-7, 5, (9000, 1))).astype(np.float16)
+    vectors[0], vectors[1] = 0, np.float16(2.0**-24)  # the smallest number of all
+    vectors[2] = np.float16(-65504)
+    found = dense_products(documents, vectors)
+    expected = documents.astype(np.float64) @ vectors.astype(np.float64).T
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    assert (np.abs(found - expected) <= 1e-6 * lengths).all() and (found[:, 1] != 0).any()
+    # Equal to the bit, however many documents, vectors and threads there are.
+    np.testing.assert_array_equal(dense_products(documents[2:3], vectors, num_threads=1), found[2:3])
+    np.testing.assert_array_equal(dense_products(documents, vectors[7:500]), found[:, 7:500])
+    assert dense_products(documents[:0], vectors).shape == (0, 9000)
 
 
 @pytest.mark.parametrize("marked", [None, "half"])
