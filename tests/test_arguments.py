@@ -8,6 +8,7 @@ from functools import partial
 from typing import get_type_hints
 
 import pytest
+import torch
 from conftest import refused, refused_each
 from small_problems import uneven_tree
 from transformers import HfArgumentParser, TrainingArguments
@@ -152,6 +153,18 @@ def test_names_of_earlier_versions(name):
         arguments(**{name: 1})
     if name in RENAMED_OPTIONS:
         assert RENAMED_OPTIONS[name] in OWN | INHERITED and f"`{RENAMED_OPTIONS[name]}`" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flags, is_fast", [({"avx512_bf16"}, True), ({"avx512_bf16", "amx_tile"}, False), ({}, False)]
+)
+def test_auto_uses_bfloat16_where_it_is_fast(monkeypatch, flags, is_fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(flags, True))
+    chosen = arguments(method="auto", encoder_name="some/encoder")
+    assert chosen.bf16 == is_fast == chosen.method_reason.endswith("bfloat16")
+    for options in ({"bf16": False}, {"fp16": True}, {"method": "xr-transformer"}, {"encoder_name": None}):
+        assert not arguments(**{"method": "auto", "encoder_name": "some/encoder", **options}).bf16
+    assert arguments(method="xr-transformer", encoder_name="some/encoder", bf16=True).bf16
 
 
 def test_bad_options():

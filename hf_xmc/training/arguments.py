@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
@@ -191,6 +191,14 @@ def _with_own_options(cls: type) -> Any:
     return cls
 
 
+def _is_fast_in_bf16(use_cpu: bool) -> bool:
+    """Whether the encoder is faster in bfloat16 than in float32."""
+    if not use_cpu:
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in all versions of torch
+    return bool(found.get("avx512_bf16")) and not found.get("amx_tile")
+
+
 if TYPE_CHECKING:
 
     class _OwnOptions:
@@ -245,6 +253,13 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
     per_device_eval_batch_size: int = field(
         default=32, metadata={"help": "Batch size of the encoder in evaluation and prediction."}
     )
+    bf16: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Run the encoder in bfloat16 in training. By default with `method='auto'` on hardware that is "
+            "fast at it: GPUs, and CPUs with `avx512_bf16` and without AMX, which fails on some virtual machines."
+        },
+    )
     train_sampling_strategy: str = field(
         default="group_by_length",
         metadata={"help": "Order of documents: random, sequential, group_by_length (random, with less padding)."},
@@ -258,6 +273,9 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
             self.greater_is_better: bool | None = True
         # The base class insists on this option if the CPU is the only device.
         self.use_cpu: bool = self.use_cpu or not torch.accelerator.is_available()
+        if self.bf16 is None:
+            chooses = self.method == "auto" and self.encoder_name is not None and not self.fp16
+            self.bf16 = chooses and _is_fast_in_bf16(self.use_cpu)
         super().__post_init__()
         # The columns of tokenised documents are not arguments of the model.
         self.remove_unused_columns = False
@@ -276,6 +294,8 @@ class XMCTrainingArguments(_OwnOptions, TrainingArguments):
         given = (self.time_budget, self.level_epochs, self.level_steps)
         has_length = any(value is not None for value in given) or self.num_train_epochs >= 0 or self.max_steps > 0
         options, self.method_reason = choose_method(self.encoder_name, has_length, not self.use_cpu)
+        if self.bf16:
+            self.method_reason += "; in bfloat16"
         for name, value in options.items():
             if name in ("method", "num_train_epochs") or getattr(self, name) is None:
                 setattr(self, name, value)
