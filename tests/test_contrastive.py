@@ -275,3 +275,13 @@ def test_a_frozen_encoder_gets_heads(train):
     trainer = train(**OPTIONS, level_steps=None, num_train_epochs=0)
     assert "heads" in trainer.model.available_parts
     assert all(head.weight.any() for head in trainer.model.heads)
+
+
+def test_label_texts_are_embedded_once_per_encoder(train, tmp_path):
+    """Also where a tenth of the documents is held out, which fine-tuning does not see."""
+    for steps, times in ((0, 1), (2, 2)):
+        folder, options = tmp_path / str(steps), {**OPTIONS, "level_steps": [steps]}
+        trainer = train(folder=folder, data=make_documents(2000, seed=5), **options)
+        logged = [name for entry in trainer.state.log_history for name in entry]
+        assert trainer.model.scorer.num_documents == 200
+        assert logged.count("embed label texts_seconds") == logged.count("embed_seconds") == times

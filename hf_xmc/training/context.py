@@ -98,6 +98,8 @@ class RunContext:
 
         `use` is the part of the model that uses them, for the log.
         """
+        if self.whole is not None:
+            return self.whole.text_features(use)
         model, args = self.model, self.args
         texts = self.readable_texts()
         if model.tfidf is None or not any(texts):
@@ -115,9 +117,7 @@ class RunContext:
 
     def encoder_changed(self) -> None:
         """Discards the vectors of documents and label texts."""
-        self._vectors = self._text_features = None
-        if self.whole is not None:
-            self.whole.encoder_changed()
+        self.root._vectors = self.root._text_features = None
 
     @property
     def root(self) -> RunContext:
