@@ -77,3 +77,9 @@ def test_the_transformer_is_better(quickstart, tmp_path):
     short = {"max_steps": 10}
     _, tuned = quickstart.train("fine-tuned encoder", str(tmp_path / "tuned"), data, encoder, **short, **common)
     assert tuned["P@1"] > linear["P@1"] > 0.09 and set(quickstart.METRICS) <= tuned.keys()
+
+
+@pytest.mark.parametrize("flags, value", [([], None), (["--bf16"], True), (["--bf16", "false"], False)])
+def test_flags_without_a_value(flags, value):
+    given = TrainParser().parse_values(["data", "--output_dir", "out", *flags])
+    assert given["bf16"] is value

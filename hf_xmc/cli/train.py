@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from ..parallel.process_group import ProcessGroup
 from ..parallel.stage_cache import Runtime
@@ -86,6 +87,9 @@ class TrainParser(HfArgumentParser):
         # Not the default formatter of the base class: an option's default may come from the recipe or the method.
         options: dict[str, Any] = {"allow_abbrev": False, "formatter_class": OptionFormatter, "prog": "hf-xmc train"}
         super().__init__([DataArguments, XMCTrainingArguments], description=DESCRIPTION, epilog=EPILOG, **options)
+        for action in self._actions:
+            if action.type is string_to_bool:  # the base class gives optional ones no value
+                action.nargs, action.const = "?", True
         self.add_argument("--config", metavar="RECIPE", help="Recipe: a YAML file of these options.")
         self.add_argument("data", nargs="?", help="File, folder or Hub id of the data.")
         self.add_argument("--help-all", action="help", help="Shows all options.")
