@@ -34,12 +34,10 @@ TAGGERS: dict[str, dict[str, Any]] = {
         "per_device_eval_batch_size": 64,
         "save_strategy": "no",
     },
-    # As recipes/sample/xr-transformer.yaml, but short, and in float32: not every processor supports bfloat16.
+    # The same with a number of steps. recipes/sample/xr-transformer.yaml takes more of them.
     "fine-tuned encoder": {
-        "method": "xr-transformer",
         "encoder": True,
         "encoder_max_length": 48,
-        "level_objective": "label_texts",
         "max_steps": 60,
         "per_device_train_batch_size": 64,
         "per_device_eval_batch_size": 64,
