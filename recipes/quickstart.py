@@ -38,7 +38,7 @@ TAGGERS: dict[str, dict[str, Any]] = {
     "fine-tuned encoder": {
         "encoder": True,
         "encoder_max_length": 48,
-        "max_steps": 60,
+        "max_steps": 45,
         "per_device_train_batch_size": 64,
         "per_device_eval_batch_size": 64,
         "save_strategy": "no",
